@@ -114,7 +114,7 @@ def test_once_and_as_json(unfinished: Path, capsys: pytest.CaptureFixture[str]) 
     assert "6 of 16 rounds" in capsys.readouterr().out
     assert main(["watch", str(unfinished), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["state"], content["parts"][0]["latest"]["round"]) == ("interrupted", 2)
+    assert (content["state"], content["trials"][0]["latest"]["round"]) == ("interrupted", 2)
 
 
 def listening(port: int) -> set[str]:

@@ -25,7 +25,7 @@ from fedtailor.store.read import read_trial
 from fedtailor.store.row_file import RowFile
 from fedtailor.store.selection import select_round
 from fedtailor.trackers import follow
-from fedtailor.trackers.part import Part, Values, parts
+from fedtailor.trackers.trial import TrackedTrial, Values, trials
 from fedtailor.watch.follow import Follower
 from tests.forked import contents
 from tests.runs.test_trained import METHODS, WILD, experiment
@@ -59,7 +59,7 @@ def test_rounds_that_are_run_again_come_out_the_same(
 ) -> None:
     out, rounds = tmp_path / "run", []
     shutil.copytree(stopped, out)
-    followed = [(part, part.points()) for part in parts(out)]
+    followed = [(part, part.points()) for part in trials(out)]
     for label in LABELS:
         said = ft.rollback(out, label)
         part = out / "methods" / label / "seed-0"
@@ -214,15 +214,15 @@ class Recorder:
         self.results: dict[str, Mapping[str, float | str] | None] = {}
         self._key = ""
 
-    def begin(self, part: Part) -> int:
-        self._key = part.key
-        return max(self.rounds.setdefault(part.key, {}), default=0)
+    def begin(self, trial: TrackedTrial) -> int:
+        self._key = trial.key
+        return max(self.rounds.setdefault(trial.key, {}), default=0)
 
     def log(self, number: int, values: Values) -> None:
         assert number not in self.rounds[self._key]
         self.rounds[self._key][number] = values
 
-    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+    def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
         self.results[self._key] = result
 
     def flush(self) -> None:

@@ -23,7 +23,7 @@ from fedtailor.runs.start import open_start
 from fedtailor.runs.trained import open_trained
 from fedtailor.store.read import read
 from fedtailor.trackers.follow import track
-from fedtailor.trackers.part import Part, Values, parts
+from fedtailor.trackers.trial import TrackedTrial, Values, parts
 from tests.forked import contents
 from tests.small import digits, digits_backbone, without_checksum
 
@@ -321,7 +321,7 @@ def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_from_another_one_can_be_tracked(old: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     seen: dict[int, Values] = {}
-    open_parts: list[Part] = []
+    open_parts: list[TrackedTrial] = []
 
     def look(done: ft.CommittedRound) -> None:
         if not open_parts:  # round 0, the only one so far

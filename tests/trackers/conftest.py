@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.trackers.part import Part, Values
+from fedtailor.trackers.trial import TrackedTrial, Values
 from tests.report.conftest import write_run
 
 
@@ -30,6 +30,6 @@ def grow(tmp_path: Path) -> Callable[[int], Path]:
     return to
 
 
-def points_of(part: Part) -> dict[int, Values]:
+def points_of(trial: TrackedTrial) -> dict[int, Values]:
     """Those that trackers get: the made-up run is evaluated before round 1, too."""
-    return {number: values for number, values in part.points().items() if number}
+    return {number: values for number, values in trial.points().items() if number}

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtailor.trackers.follow import track
-from fedtailor.trackers.part import parts
+from fedtailor.trackers.trial import trials
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]
@@ -32,13 +32,13 @@ def test_event_files_hold_every_point_once(grow: Grow) -> None:
     assert FINAL not in scalars(run, "fedsdg")
     track(grow(8), "tensorboard")
     track(run, "tensorboard")
-    part = parts(run)[1]
-    points, found = points_of(part), scalars(run, "fedsdg")
+    trial = trials(run)[1]
+    points, found = points_of(trial), scalars(run, "fedsdg")
     for tag in {tag for values in points.values() for tag in values}:
         expected = [(number, values[tag]) for number, values in points.items() if tag in values]
         assert [step for step, _ in found[tag]] == [number for number, _ in expected]
         assert [value for _, value in found[tag]] == pytest.approx([v for _, v in expected])
-    result = {name: v for name, v in part.result().items() if not isinstance(v, str)}
+    result = {name: v for name, v in trial.result().items() if not isinstance(v, str)}
     assert {tag: v for tag, ((_, v),) in _final(found).items()} == pytest.approx(result, rel=1e-6)
 
 

@@ -22,7 +22,7 @@ MakeRun = Callable[..., Path]
 
 
 def states(state: RunState) -> list[tuple[str, int, str]]:
-    return [(part.method, part.round, part.state) for part in state.parts]
+    return [(trial.method, trial.round, trial.state) for trial in state.trials]
 
 
 def test_a_run_is_seen_round_by_round(tmp_path: Path) -> None:
@@ -33,8 +33,8 @@ def test_a_run_is_seen_round_by_round(tmp_path: Path) -> None:
         if not followers:
             followers.append(Follower(out))
         seen.append(followers[0].look())
-        assert seen[-1].parts == Follower(out).look().parts  # bit by bit, and as a whole
-        mine = next(part for part in seen[-1].parts if part.method == done.label)
+        assert seen[-1].trials == Follower(out).look().trials  # bit by bit, and as a whole
+        mine = next(trial for trial in seen[-1].trials if trial.method == done.label)
         assert mine.latest is not None
         assert (mine.latest.round, mine.latest.value) == (done.number, done.score())
 
@@ -54,15 +54,18 @@ def test_a_run_is_seen_round_by_round(tmp_path: Path) -> None:
     assert (last.state, last.seconds_left) == ("finished", None)
     assert followers[0].is_last(last)
     trials = {trial.label: trial for trial in read(out).trials}
-    for part in last.parts:
-        trial, best = trials[part.method], read_commit(trials[part.method].folder).best
-        assert part.best is not None
-        assert (part.best.round, part.best.value) == tuple(vars(best["personal"]).values())
-        assert part.bytes == sum(line.bytes_down + line.bytes_up for line in trial.history)
-        assert part.seconds == pytest.approx(
+    for seen_trial in last.trials:
+        trial = trials[seen_trial.method]
+        best = read_commit(trial.folder).best
+        assert seen_trial.best is not None
+        found = (seen_trial.best.round, seen_trial.best.value)
+        assert found == tuple(vars(best["personal"]).values())
+        assert seen_trial.bytes == sum(line.bytes_down + line.bytes_up for line in trial.history)
+        assert seen_trial.seconds == pytest.approx(
             sum(sum(timing.seconds.values()) for timing in trial.timings)
         )
-        assert part.losses == tuple((line.round, line.train_loss) for line in trial.history)
+        losses = tuple((line.round, line.train_loss) for line in trial.history)
+        assert seen_trial.losses == losses
     assert last.log[-1].endswith((out / "run.log").read_text().splitlines()[-1])
 
 
@@ -113,7 +116,7 @@ def test_where_nobody_writes_a_run_is_interrupted(make_run: MakeRun) -> None:
         "is interrupted: no process runs it, and rounds are left; fedavg, seed 0: after round 3 "
         "of 8; fedsdg, seed 0: after round 3 of 8"
     )
-    assert all(part.latest and part.latest.round == 2 for part in state.parts)
+    assert all(trial.latest and trial.latest.round == 2 for trial in state.trials)
     with locked(out):
         assert follower.look().state == "running"
     assert follower.look().state == "interrupted"
@@ -127,7 +130,7 @@ def test_a_method_that_diverged_says_why(make_run: MakeRun) -> None:
         path.write_text(json.dumps(content))
     state = Follower(out).look()
     assert state.state == "diverged"
-    assert [part.reason for part in state.parts] == [
+    assert [trial.reason for trial in state.trials] == [
         "fedavg in round 4: ?[2J",
         "fedsdg in round 4: ?[2J",
     ]
@@ -139,11 +142,11 @@ def test_scores_are_of_the_metric_that_selects(
 ) -> None:
     state = Follower(make_run(with_auc=True, **fields)).look()
     assert state.metric == ("loss" if "is_lm" in fields else "auc")
-    part = state.parts[0]
-    assert part.best is not None
-    assert part.best.round == best
-    values = dict(part.curve)
-    assert part.best.value == (max if state.metric == "auc" else min)(values.values())
+    trial = state.trials[0]
+    assert trial.best is not None
+    assert trial.best.round == best
+    values = dict(trial.curve)
+    assert trial.best.value == (max if state.metric == "auc" else min)(values.values())
 
 
 def test_a_deployment_is_waited_for_and_its_refusals_are_named(
@@ -154,7 +157,7 @@ def test_a_deployment_is_waited_for_and_its_refusals_are_named(
     (folder / "deploy.toml").write_text("")
     follower = Follower(folder)
     state = follower.look()
-    assert (state.state, state.parts) == ("waiting", ())
+    assert (state.state, state.trials) == ("waiting", ())
     out = make_run("news/run", done=3, methods=("fedavg",))
     path = out / "partitions/seed-0.json"
     names = [f"site-{k}" for k in range(6)]
@@ -167,15 +170,15 @@ def test_a_deployment_is_waited_for_and_its_refusals_are_named(
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     log.write_text(text[:-10])
-    part = follower.look().parts[0]
-    assert (part.refused, part.lately[-1]) == (
+    trial = follower.look().trials[0]
+    assert (trial.refused, trial.lately[-1]) == (
         1,
         "round 2 without client site-1: no node serves it",
     )
     log.write_text(text)
     state = follower.look()
-    assert state.parts[0].refused == 2
-    assert state.parts[0].lately[-1] == "round 3 without client site-4: ?[31mbad"
+    assert state.trials[0].refused == 2
+    assert state.trials[0].lately[-1] == "round 3 without client site-4: ?[31mbad"
     assert state.state == "interrupted"
     assert not follower.is_last(state)  # the server may start again
 

@@ -67,7 +67,7 @@ def test_what_a_page_knows_is_not_sent_again(make_run: MakeRun) -> None:
     with serving(out) as server:
         first = state(server)
         assert first["labels"] == ["fedavg", "fedsdg"]
-        assert first["parts"][1]["best"] == {
+        assert first["trials"][1]["best"] == {
             "round": 2,
             "value": pytest.approx(0.05 * (12 + 10 / 6)),
         }
@@ -76,10 +76,10 @@ def test_what_a_page_knows_is_not_sent_again(make_run: MakeRun) -> None:
         (out / "methods/fedsdg/seed-0/refused.jsonl").write_text(REFUSAL)
         server._looked = 0.0  # as if a second had passed
         second = state(server, first["version"])
-        assert [part["refused"] for part in second["parts"]] == [0, 1]
+        assert [trial["refused"] for trial in second["trials"]] == [0, 1]
         assert state(server, "x") == state(server)
     with serving(out) as other:  # it may have taken the place of the first one
-        assert "parts" in state(other, first["version"])
+        assert "trials" in state(other, first["version"])
 
 
 def test_a_damaged_run_is_told(make_run: MakeRun) -> None:

@@ -48,11 +48,11 @@ def test_the_table_fits_and_has_scores(make_run: MakeRun, width: int) -> None:
 def test_a_low_terminal_keeps_the_method_that_runs(make_run: MakeRun) -> None:
     out = make_run(done=6, methods=("fedavg", *(f"m{k}" for k in range(30))))
     state = Follower(out).look()
-    parts = [
-        replace(part, state=State.RUNNING if k == 20 else State.WAITING)
-        for k, part in enumerate(state.parts)
+    trials = [
+        replace(trial, state=State.RUNNING if k == 20 else State.WAITING)
+        for k, trial in enumerate(state.trials)
     ]
-    state = replace(state, parts=tuple(parts))
+    state = replace(state, trials=tuple(trials))
     lines = shown(View(state, is_last=False), height=30)
     assert len(lines) <= 30
     assert any(line.startswith(" m19") and "running" in line for line in lines)

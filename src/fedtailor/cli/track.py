@@ -96,7 +96,7 @@ class _Follower:
         pipe.close()
         if self._process.wait():
             print(
-                f"{self._to} lacks a part of the run; fedtailor track "
+                f"{self._to} lacks a trial of the run; fedtailor track "
                 f"{shlex.quote(str(self._out))} --to {self._to} adds it",
                 file=sys.stderr,
             )

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..errors import InputError, unknown
 from . import TRACKERS
-from .part import Part, Values, parts
+from .trial import TrackedTrial, Values, trials
 
 _PAUSE = 1.0  # seconds between two looks at the run directory
 
@@ -22,16 +22,16 @@ Wait = Callable[[float], bool]  # seconds; whether that was the end
 
 
 class Tracker(Protocol):
-    """What receives the points, one part after the other. A part may be begun again."""
+    """What receives the points, one trial after the other. A trial may be begun again."""
 
-    def begin(self, part: Part) -> int:
-        """Open the part's run in the tracker; the last round that is there, 0 if none."""
+    def begin(self, trial: TrackedTrial) -> int:
+        """Open the trial's run in the tracker; the last round that is there, 0 if none."""
 
     def log(self, number: int, values: Values) -> None:
         """Add the values of round ``number``."""
 
-    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
-        """Close the run; ``result`` if anything was added and the part has ended or stopped."""
+    def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
+        """Close the run; ``result`` if anything was added and the trial has ended or stopped."""
 
     def flush(self) -> None:
         """Write what has been added."""
@@ -64,7 +64,7 @@ def track(
     """
     run = Path(run)
     check_installed(to)
-    every = parts(run)
+    every = trials(run)
     module = import_module(f".{to}", __package__)
     try:
         return _follow(every, module.tracker(run, project), wait or _sleep if follow else None)
@@ -72,13 +72,13 @@ def track(
         raise InputError(f"{to}: {' '.join(str(error).split())}") from error
 
 
-def _follow(every: Sequence[Part], tracker: Tracker, wait: Wait | None) -> int:
+def _follow(every: Sequence[TrackedTrial], tracker: Tracker, wait: Wait | None) -> int:
     feed, is_over = _Feed(tracker), wait is None
     try:
         while True:
-            for part in every:
-                feed.take(part)
-            if wait is None or is_over or all(part.has_ended for part in every):
+            for trial in every:
+                feed.take(trial)
+            if wait is None or is_over or all(trial.has_ended for trial in every):
                 return feed.added
             is_over = wait(_PAUSE)
     finally:
@@ -96,26 +96,26 @@ def check_installed(to: str) -> None:
 
 
 class _Feed:
-    """Gives a tracker the points of one part at a time."""
+    """Gives a tracker the points of one trial at a time."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.added = 0  # rounds
         self._tracker = tracker
-        self._part: Part | None = None  # the one that is open ...
+        self._trial: TrackedTrial | None = None  # the one that is open ...
         self._key = ""  # ... and its key then
         self._last = 0  # the last round that the tracker has of it
         self._is_new = False  # whether anything was added to it
 
-    def take(self, part: Part) -> None:
-        """Give the tracker what is new of a part."""
-        had_ended = part.has_ended
-        points = part.points()
-        if points and (self._part is not part or self._key != part.key):
+    def take(self, trial: TrackedTrial) -> None:
+        """Give the tracker what is new of a trial."""
+        had_ended = trial.has_ended
+        points = trial.points()
+        if points and (self._trial is not trial or self._key != trial.key):
             self.close()
-            self._last = self._tracker.begin(part)
-            self._part, self._key, self._is_new = part, part.key, False
-            part.rewind()  # the tracker may begin anew
-            points = part.points()
+            self._last = self._tracker.begin(trial)
+            self._trial, self._key, self._is_new = trial, trial.key, False
+            trial.rewind()  # the tracker may begin anew
+            points = trial.points()
         new = {number: values for number, values in points.items() if number > self._last}
         for number, values in new.items():
             self._tracker.log(number, values)
@@ -124,16 +124,16 @@ class _Feed:
             self.added += len(new)
             self._is_new = True
             self._tracker.flush()
-        if self._part is part and part.has_ended and not had_ended:
+        if self._trial is trial and trial.has_ended and not had_ended:
             self.close()
 
     def close(self) -> None:
-        """Close the part that is open."""
-        part, self._part = self._part, None
-        if part is not None:
-            is_done = part.has_ended or part.commit.stopped
-            has_result = self._is_new and is_done and not part.was_rolled_back(self._key)
-            self._tracker.end(part, part.result() if has_result else None)
+        """Close the trial that is open."""
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            is_done = trial.has_ended or trial.commit.stopped
+            has_result = self._is_new and is_done and not trial.was_rolled_back(self._key)
+            self._tracker.end(trial, trial.result() if has_result else None)
 
 
 def _sleep(seconds: float) -> bool:

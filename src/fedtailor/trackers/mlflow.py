@@ -10,7 +10,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from .part import Part, Values
+from .trial import TrackedTrial, Values
 
 ERRORS = (MlflowException,)
 
@@ -27,20 +27,20 @@ class MLflow:
         self._project = project
         self._run, self._key = "", ""
 
-    def begin(self, part: Part) -> int:
-        client, name = self._client, self._project or str(part.experiment["name"])
-        self._key = part.key
+    def begin(self, trial: TrackedTrial) -> int:
+        client, name = self._client, self._project or str(trial.experiment["name"])
+        self._key = trial.key
         experiment = client.get_experiment_by_name(name)
         where = experiment.experiment_id if experiment else client.create_experiment(name)
-        found = client.search_runs([where], f"tags.`{_KEY}` = '{part.key}'", max_results=1)
+        found = client.search_runs([where], f"tags.`{_KEY}` = '{trial.key}'", max_results=1)
         if found:
             self._run = found[0].info.run_id
             client.update_run(self._run, status="RUNNING")
             rounds = client.get_metric_history(self._run, _ROUND)
             return max((point.step for point in rounds), default=0)
-        tags = {_KEY: part.key, "method": part.label, "seed": str(part.seed)}
-        self._run = client.create_run(where, run_name=part.name, tags=tags).info.run_id
-        config = part.config().items()
+        tags = {_KEY: trial.key, "method": trial.label, "seed": str(trial.seed)}
+        self._run = client.create_run(where, run_name=trial.name, tags=tags).info.run_id
+        config = trial.config().items()
         client.log_batch(self._run, params=[Param(n, str(v)[:_LONGEST]) for n, v in config])
         return 0
 
@@ -50,9 +50,9 @@ class MLflow:
         metrics = [Metric(name, value, now, number) for name, value in points]
         self._client.log_batch(self._run, metrics=metrics)
 
-    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+    def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
         if result is not None:
-            now, number = int(1000 * time.time()), part.commit.round
+            now, number = int(1000 * time.time()), trial.commit.round
             metrics = [
                 Metric(name, value, now, number)
                 for name, value in result.items()
@@ -60,10 +60,10 @@ class MLflow:
             ]
             tags = [RunTag(name, v) for name, v in result.items() if isinstance(v, str)]
             self._client.log_batch(self._run, metrics=metrics, tags=tags)
-        if part.was_rolled_back(self._key):  # and goes on as another run
+        if trial.was_rolled_back(self._key):  # and goes on as another run
             self._client.set_terminated(self._run, "KILLED")
-        elif part.has_ended:
-            status = "FAILED" if part.commit.diverged else "FINISHED"
+        elif trial.has_ended:
+            status = "FAILED" if trial.commit.diverged else "FINISHED"
             self._client.set_terminated(self._run, status)
 
     def flush(self) -> None:

@@ -1,6 +1,6 @@
 """TensorBoard: event files in ``RUN/tensorboard/METHOD/seed-S``.
 
-A part's files are written anew each time, so no point stands there twice.
+A trial's files are written anew each time, so no point stands there twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from ..errors import InputError
 from ..report.text import markdown
-from .part import Part, Values
+from .trial import TrackedTrial, Values
 
 ERRORS = (OSError,)
 _SUFFIX = ".fedtailor"  # of our files; no others are touched
@@ -37,16 +37,16 @@ class TensorBoard:
         self._writer: EventFileWriter | None = None
         self._last = 0
 
-    def begin(self, part: Part) -> int:
-        folder = self._folder / part.label / f"seed-{part.seed}"
+    def begin(self, trial: TrackedTrial) -> int:
+        folder = self._folder / trial.label / f"seed-{trial.seed}"
         for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
             path.unlink()
         self._writer = EventFileWriter(str(folder), filename_suffix=_SUFFIX)
-        config = part.config()
+        config = trial.config()
         rows = "".join(
             f"| {markdown(name)} | {markdown(str(value))} |\n" for name, value in config.items()
         )
-        self._add(hparams_pb(config, trial_id=part.name), 0)
+        self._add(hparams_pb(config, trial_id=trial.name), 0)
         self._add(text_pb("settings", f"| setting | value |\n|---|---|\n{rows}"), 0)
         return 0
 
@@ -55,7 +55,7 @@ class TensorBoard:
         self._add(Summary(value=scalars), number)
         self._last = number
 
-    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+    def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
         assert self._writer is not None
         if result is not None:
             numbers = {name: v for name, v in result.items() if not isinstance(v, str)}

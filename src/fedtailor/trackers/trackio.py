@@ -8,26 +8,26 @@ from pathlib import Path
 import trackio
 from huggingface_hub.errors import LocalTokenNotFoundError
 
-from .part import Part, Values
+from .trial import TrackedTrial, Values
 
 ERRORS = (ValueError, ConnectionError, LocalTokenNotFoundError)
 
 
 class Trackio:
-    """A tracker. It finds a run by its name, which therefore ends in the part's key."""
+    """A tracker. It finds a run by its name, which therefore ends in the trial's key."""
 
     def __init__(self, run: Path, project: str | None) -> None:
         self._project = project
         self._run: trackio.Run | None = None
         self._last = 0
 
-    def begin(self, part: Part) -> int:
-        name = str(part.experiment["name"])
+    def begin(self, trial: TrackedTrial) -> int:
+        name = str(trial.experiment["name"])
         self._run = trackio.init(
             project=self._project or name,
             group=name,
-            name=f"{part.name}-{part.key}",
-            config=part.config(),
+            name=f"{trial.name}-{trial.key}",
+            config=trial.config(),
             resume="allow",
             embed=False,
             auto_log_gpu=False,
@@ -41,7 +41,7 @@ class Trackio:
         self._run.log(dict(values), step=number)
         self._last = number
 
-    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+    def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
         assert self._run is not None
         if result is not None:
             self._run.log(dict(result), step=self._last)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wandb
 
-from .part import Part, Values
+from .trial import TrackedTrial, Values
 
 ERRORS = (wandb.Error,)
 
@@ -29,18 +29,18 @@ class WandB:
         self._project = project
         self._run: wandb.Run | None = None
 
-    def begin(self, part: Part) -> int:
-        name = str(part.experiment["name"])
-        _remove_offline_files(part.key)
+    def begin(self, trial: TrackedTrial) -> int:
+        name = str(trial.experiment["name"])
+        _remove_offline_files(trial.key)
         quiet = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
         )
         run = wandb.init(
             project=self._project or name,
             group=name,
-            name=part.name,
-            id=part.key,
-            config=part.config(),
+            name=trial.name,
+            id=trial.key,
+            config=trial.config(),
             resume="allow",
             reinit="create_new",
             settings=quiet,
@@ -52,11 +52,11 @@ class WandB:
         assert self._run is not None
         self._run.log(values, step=number)
 
-    def end(self, part: Part, result: Mapping[str, float | str] | None) -> None:
+    def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
         assert self._run is not None
         if result is not None:
             self._run.summary.update(dict(result))
-        self._run.finish(1 if part.commit.diverged else 0)
+        self._run.finish(1 if trial.commit.diverged else 0)
         self._run = None
 
     def flush(self) -> None:

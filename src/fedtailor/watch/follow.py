@@ -12,10 +12,10 @@ from ..objectives import objective_of
 from ..store.format import SHARE_OF_RUN
 from ..store.read import read_data_manifest, read_experiment
 from ..store.selection import selection_metric
-from ..trackers.part import parts
+from ..trackers.trial import trials
 from .files import Lines, Mark, is_written, mark_of
-from .part import FollowedPart
-from .state import PartState, RunState, State
+from .state import RunState, State, TrialState
+from .trial import FollowedTrial
 
 _LINES = 50  # of run.log
 _TAIL = 16_384  # bytes of run.log that are read at first
@@ -42,7 +42,7 @@ class Follower:
 
     def _begin(self) -> None:
         self._opened: tuple[Mark | None, ...] = ()
-        self._parts: list[FollowedPart] = []
+        self._trials: list[FollowedTrial] = []
         self._lines, self._log = Lines(self.run / "run.log", _TAIL), deque[str](maxlen=_LINES)
 
     def look(self) -> RunState:
@@ -74,8 +74,8 @@ class Follower:
         if marks != self._opened:
             self._open()
             self._opened = marks
-        for part in self._parts:
-            part.look()
+        for trial in self._trials:
+            trial.look()
         for line in self._lines.new():  # without a time left, which is the state's to tell
             self._log.append(SHARE_OF_RUN.sub("", one_line(line.decode(errors="replace"))))
         return self._state(is_running=is_running)
@@ -90,43 +90,43 @@ class Follower:
         self._name, self._rounds = experiment["name"], experiment["rounds"]
         self._metric = selection_metric(experiment, objective_of(partition["task"]))
         names = partition.get("names") or ()
-        self._parts = [
-            FollowedPart(part, self._metric, self._rounds, names) for part in parts(self.run)
+        self._trials = [
+            FollowedTrial(trial, self._metric, self._rounds, names) for trial in trials(self.run)
         ]
-        self._parts.sort(key=lambda one: experiment["seeds"].index(one.known.seed))  # as they run
+        self._trials.sort(key=lambda one: experiment["seeds"].index(one.known.seed))  # as they run
 
     def _state(self, *, is_running: bool) -> RunState:
         running = self._current() if is_running else None
         states = tuple(
-            one.state(is_current=one is running, is_running=is_running) for one in self._parts
+            one.state(is_current=one is running, is_running=is_running) for one in self._trials
         )
         may_run = is_running or (self.is_deployment and not states)
         report = self.run / "report.html"
         return RunState(
             str(self.run),
             self._name,
-            _state_of({part.state for part in states}, is_running=may_run),
+            _state_of({trial.state for trial in states}, is_running=may_run),
             self._metric,
-            sum(part.round for part in states),
-            sum(part.round if part.is_over else part.rounds for part in states),
+            sum(trial.round for trial in states),
+            sum(trial.round if trial.is_over else trial.rounds for trial in states),
             self._seconds_left(states, running) if is_running else None,
             states,
             tuple(self._log),
             str(report) if report.is_file() else None,
         )
 
-    def _current(self) -> FollowedPart | None:
-        """The part that runs: the one that was written to last, of those that have rounds left."""
-        begun = [one for one in self._parts if one.activity and not one.has_ended]
+    def _current(self) -> FollowedTrial | None:
+        """The trial that runs: the one that was written to last, of those that have rounds left."""
+        begun = [one for one in self._trials if one.activity and not one.has_ended]
         return max(begun, key=lambda one: one.activity, default=None)
 
     def _seconds_left(
-        self, states: Sequence[PartState], running: FollowedPart | None
+        self, states: Sequence[TrialState], running: FollowedTrial | None
     ) -> float | None:
         """At each method's own pace, or else the mean pace of the others; None before the first
         round."""
         seconds, rounds = defaultdict[str, float](float), defaultdict[str, int](int)
-        for one in self._parts:
+        for one in self._trials:
             seconds[one.known.method] += one.known.seconds
             rounds[one.known.method] += one.timed
         if not any(rounds.values()):
@@ -140,11 +140,11 @@ class Follower:
         return max(0.0, left)
 
 
-def _state_of(parts: Set[State], *, is_running: bool) -> State:
-    if is_running and not parts:
+def _state_of(trials: Set[State], *, is_running: bool) -> State:
+    if is_running and not trials:
         return State.WAITING
-    if is_running and parts & {State.RUNNING, State.WAITING}:
+    if is_running and trials & {State.RUNNING, State.WAITING}:
         return State.RUNNING
     order = (State.INTERRUPTED, State.WAITING, State.STOPPED, State.FINISHED, State.DIVERGED)
-    first = next((state for state in order if state in parts), State.INTERRUPTED)
+    first = next((state for state in order if state in trials), State.INTERRUPTED)
     return State.INTERRUPTED if first == State.WAITING else first

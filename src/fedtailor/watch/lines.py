@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..units import seconds_text
-from .state import PartState, RunState, State
+from .state import RunState, State, TrialState
 
 
 def changes(old: RunState | None, new: RunState) -> Iterator[str]:
     """The lines that lead from one look at a run to the next; ``old`` is None at the first."""
-    before = {(p.method, p.seed): p for p in old.parts} if old else {}
+    before = {(p.method, p.seed): p for p in old.trials} if old else {}
     if old is None or old.name != new.name:
         yield f"{new.name}: {new.run}"
-    for part in new.parts:
-        yield from _of_part(before.get((part.method, part.seed)), part, new)
+    for trial in new.trials:
+        yield from _of_trial(before.get((trial.method, trial.seed)), trial, new)
     if old is None or old.state != new.state:
         yield f"{new.name} {new.note}; {new.share}"
         if new.is_over and new.report:
             yield f"report: {new.report}"
 
 
-def _of_part(old: PartState | None, new: PartState, run: RunState) -> Iterator[str]:
+def _of_trial(old: TrialState | None, new: TrialState, run: RunState) -> Iterator[str]:
     if old is None and new.state == State.WAITING and not new.round:
         return
     for text in new.lately:
@@ -36,11 +36,11 @@ def _of_part(old: PartState | None, new: PartState, run: RunState) -> Iterator[s
         yield f"{new.title}: {new.state} after round {new.round} of {new.rounds}{reason}"
 
 
-def _scores(part: PartState, run: RunState) -> str:
-    text = "" if part.train_loss is None else f", training loss {part.train_loss:.3f}"
-    if part.latest is not None and part.best is not None:
-        best = f"best {run.score(part.best)} after round {part.best.round}"
-        text += f", validation {run.metric} {run.score(part.latest)} ({best})"
-    if part.seconds_a_round is not None:
-        text += f", {seconds_text(part.seconds_a_round)} s a round"
+def _scores(trial: TrialState, run: RunState) -> str:
+    text = "" if trial.train_loss is None else f", training loss {trial.train_loss:.3f}"
+    if trial.latest is not None and trial.best is not None:
+        best = f"best {run.score(trial.best)} after round {trial.best.round}"
+        text += f", validation {run.metric} {run.score(trial.latest)} ({best})"
+    if trial.seconds_a_round is not None:
+        text += f", {seconds_text(trial.seconds_a_round)} s a round"
     return text

@@ -15,10 +15,10 @@
   // ---- data: seeds become means ----
   function byMethod(pick) {
     const found = new Map();
-    for (const part of state.parts) {
-      for (const [round, value] of pick(part)) {
-        const key = JSON.stringify([part.method, round]);
-        if (!found.has(key)) found.set(key, { method: part.method, round, values: [] });
+    for (const trial of state.trials) {
+      for (const [round, value] of pick(trial)) {
+        const key = JSON.stringify([trial.method, round]);
+        if (!found.has(key)) found.set(key, { method: trial.method, round, values: [] });
         found.get(key).values.push(value);
       }
     }
@@ -29,10 +29,10 @@
     });
   }
   function rowsOf(name) {
-    if (name === "losses") return byMethod((part) => part.losses);
-    const isBest = (row) => state.parts.filter((part) =>
-      part.method === row.method && part.best?.round === row.round).length;
-    return byMethod((part) => part.curve).map((row) => ({
+    if (name === "losses") return byMethod((trial) => trial.losses);
+    const isBest = (row) => state.trials.filter((trial) =>
+      trial.method === row.method && trial.best?.round === row.round).length;
+    return byMethod((trial) => trial.curve).map((row) => ({
       ...row, split: "validation", reported: isBest(row),
       value: state.factor * row.value, std: state.factor * row.std,
     }));
@@ -60,7 +60,7 @@
     await view?.runAsync();
   }
   async function showCurves() {
-    get("curves").hidden = !state.parts.some((part) => part.losses.length);
+    get("curves").hidden = !state.trials.some((trial) => trial.losses.length);
     if (get("curves").hidden) return;
     const specs = JSON.stringify(state.specs);
     if (specs !== drawn) showMethods();
@@ -105,26 +105,26 @@
     return `${Number(bytes.toPrecision(3))} ${["", "k", "M", "G", "T"][power]}B`;
   }
   function showTable() {
-    get("parts").hidden = state.parts.length === 0;
+    get("trials").hidden = state.trials.length === 0;
     get("measure").textContent = `Mean ${state.measure} over clients`;
-    const hasRefused = state.parts.some((part) => part.refused);
+    const hasRefused = state.trials.some((trial) => trial.refused);
     get("refused-head").hidden = !hasRefused;
-    document.querySelector("tbody").replaceChildren(...state.parts.map((part) => {
-      const pace = fixed(part.seconds_a_round, part.seconds_a_round >= 10 ? 0 : 1);
+    document.querySelector("tbody").replaceChildren(...state.trials.map((trial) => {
+      const pace = fixed(trial.seconds_a_round, trial.seconds_a_round >= 10 ? 0 : 1);
       const cells = [
-        part.seed, `${part.round} of ${part.rounds}`, score(part.latest), score(part.best),
-        part.best?.round ?? "–", part.state, score(part.latest_global), fixed(part.train_loss, 3), pace,
-        part.round ? size(part.bytes) : "–", ...(hasRefused ? [part.refused] : []),
+        trial.seed, `${trial.round} of ${trial.rounds}`, score(trial.latest), score(trial.best),
+        trial.best?.round ?? "–", trial.state, score(trial.latest_global), fixed(trial.train_loss, 3), pace,
+        trial.round ? size(trial.bytes) : "–", ...(hasRefused ? [trial.refused] : []),
       ].map((text) => make("td", { textContent: text }));
-      cells[5].className = part.state;
-      return make("tr", {}, [make("th", { scope: "row", textContent: part.method }), ...cells]);
+      cells[5].className = trial.state;
+      return make("tr", {}, [make("th", { scope: "row", textContent: trial.method }), ...cells]);
     }));
-    const reasons = state.parts.filter((part) => part.reason);
-    get("reasons").replaceChildren(...reasons.map((part) =>
-      make("p", { textContent: `${part.method}, seed ${part.seed}: ${part.reason}` })));
+    const reasons = state.trials.filter((trial) => trial.reason);
+    get("reasons").replaceChildren(...reasons.map((trial) =>
+      make("p", { textContent: `${trial.method}, seed ${trial.seed}: ${trial.reason}` })));
     get("refused").hidden = !hasRefused;
-    get("refused").querySelector("ul").replaceChildren(...state.parts.flatMap((part) =>
-      part.lately.map((text) => make("li", { textContent: `${part.method}, seed ${part.seed}: ${text}` }))));
+    get("refused").querySelector("ul").replaceChildren(...state.trials.flatMap((trial) =>
+      trial.lately.map((text) => make("li", { textContent: `${trial.method}, seed ${trial.seed}: ${text}` }))));
   }
   function showLog() {
     const log = get("log").querySelector("pre");
@@ -164,7 +164,7 @@
     if (found.error) return;
     heard = new Date();
     get("share").textContent = found.share;
-    if (found.parts) {
+    if (found.trials) {
       state = found;
       await show();
     }

@@ -160,7 +160,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 def _content(state: RunState) -> dict[str, Any]:
-    labels = list(dict.fromkeys(part.method for part in state.parts))
+    labels = list(dict.fromkeys(trial.method for trial in state.trials))
     factor, digits = scale_of(state.metric)
     return state.as_dict() | {
         "note": state.note,

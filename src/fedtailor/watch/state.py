@@ -15,7 +15,7 @@ from ..units import in_words
 class State(StrEnum):
     """Of a run: waiting (nothing is written yet), running, finished, diverged (every method with
     every seed), stopped (by a callback, or rolled back), interrupted (no process writes, and rounds
-    are left). Of a part: the same, where waiting means that it is not its turn."""
+    are left). Of a trial: the same, where waiting means that it is not its turn."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class RoundScore:
 
 
 @dataclass(frozen=True)
-class PartState:
+class TrialState:
     """One method with one seed, up to its last committed round.
 
     ``latest`` and ``best`` are of the personal models, as is ``curve``; ``losses`` are those of
@@ -66,7 +66,7 @@ class PartState:
 
     @property
     def title(self) -> str:
-        """What the part is called in a log."""
+        """What the trial is called in a log."""
         return f"{self.method}, seed {self.seed}"
 
     @property
@@ -82,7 +82,7 @@ class PartState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run. ``metric`` chooses the best rounds; ``round`` counts those of all ``parts``, and
+    """A run. ``metric`` chooses the best rounds; ``round`` counts those of all ``trials``, and
     ``rounds`` is their goal; ``seconds_left`` is an estimate, None if there is none. ``log`` has
     the last lines of run.log; ``report`` is the path of report.html, if it is there."""
 
@@ -93,7 +93,7 @@ class RunState:
     round: int
     rounds: int
     seconds_left: float | None
-    parts: tuple[PartState, ...]
+    trials: tuple[TrialState, ...]
     log: tuple[str, ...]
     report: str | None
 
@@ -103,9 +103,9 @@ class RunState:
         return self.state not in (State.WAITING, State.RUNNING)
 
     @property
-    def current(self) -> PartState | None:
-        """The part that runs."""
-        return next((part for part in self.parts if part.state == State.RUNNING), None)
+    def current(self) -> TrialState | None:
+        """The trial that runs."""
+        return next((trial for trial in self.trials if trial.state == State.RUNNING), None)
 
     @property
     def measure(self) -> str:
@@ -126,11 +126,13 @@ class RunState:
     def note(self) -> str:
         """The state, as a sentence of which the run's name is the subject."""
         if self.state == State.RUNNING:
-            part = self.current
-            if part is None:
+            trial = self.current
+            if trial is None:
                 return "runs"
-            return f"runs {part.title}, round {min(part.round + 1, part.rounds)} of {part.rounds}"
-        places = _places(self.parts, self.state)
+            return (
+                f"runs {trial.title}, round {min(trial.round + 1, trial.rounds)} of {trial.rounds}"
+            )
+        places = _places(self.trials, self.state)
         return {
             State.INTERRUPTED: (
                 f"is interrupted: no process runs it, and rounds are left; {places}"
@@ -143,10 +145,10 @@ class RunState:
 
     def as_dict(self) -> dict[str, Any]:
         """The state as a dict, for JSON."""
-        return vars(self) | {"parts": [part.as_dict() for part in self.parts]}
+        return vars(self) | {"trials": [trial.as_dict() for trial in self.trials]}
 
 
-def _places(parts: Sequence[PartState], state: State) -> str:
-    places = [f"{p.title}: after round {p.round} of {p.rounds}" for p in parts if p.state == state]
+def _places(trials: Sequence[TrialState], state: State) -> str:
+    places = [f"{p.title}: after round {p.round} of {p.rounds}" for p in trials if p.state == state]
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return "; ".join(places[:3]) + more if places else "the next method has not begun"

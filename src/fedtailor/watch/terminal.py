@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..units import seconds_text, si
-from .state import PartState, Points, RunState, State
+from .state import Points, RunState, State, TrialState
 
 _BARS = "▁▂▃▄▅▆▇█"
 # columns of a terminal that has room for all of the table, and for all but two columns of it
@@ -68,11 +68,11 @@ class View:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, others = self._state, 9 + _LOG
-        parts = state.parts
-        room = len(parts) if self._is_last else max(3, options.size.height - others)
-        yield Group(*self._lines(_around(parts, room), options.max_width))
+        trials = state.trials
+        room = len(trials) if self._is_last else max(3, options.size.height - others)
+        yield Group(*self._lines(_around(trials, room), options.max_width))
 
-    def _lines(self, parts: Sequence[PartState], width: int) -> list[RenderableType]:
+    def _lines(self, trials: Sequence[TrialState], width: int) -> list[RenderableType]:
         state = self._state
         title = Text.assemble(
             (state.name, "bold"), " ", (state.note, _COLOURS.get(state.state, ""))
@@ -89,12 +89,12 @@ class View:
                 finished_style="green",
             )
             bar.add_row(done, state.share)
-            found += [bar, _table(state, parts, width)]
-        if hidden := len(state.parts) - len(parts):
+            found += [bar, _table(state, trials, width)]
+        if hidden := len(state.trials) - len(trials):
             found.append(Text(f"and {hidden} more", style="dim"))
-        for part in state.parts:
-            texts = [*part.lately[-1:], *([part.reason] if part.reason else [])]
-            found += [_line(f"{part.title}: {text}", "yellow") for text in texts]
+        for trial in state.trials:
+            texts = [*trial.lately[-1:], *([trial.reason] if trial.reason else [])]
+            found += [_line(f"{trial.title}: {text}", "yellow") for text in texts]
         found += [_line(_DAY.sub(r"\1", text), "dim") for text in state.log[-_LOG:]]
         if state.is_over and state.report:
             found.append(Text(f"report: {state.report}"))
@@ -105,18 +105,18 @@ def _line(text: str, style: str) -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _around(parts: Sequence[PartState], room: int) -> Sequence[PartState]:
-    """So many of the parts, with the one that runs among them."""
-    at = next((k for k, part in enumerate(parts) if part.state == State.RUNNING), 0)
-    first = min(max(0, at - room // 2), max(0, len(parts) - room))
-    return parts[first : first + room]
+def _around(trials: Sequence[TrialState], room: int) -> Sequence[TrialState]:
+    """So many of the trials, with the one that runs among them."""
+    at = next((k for k, trial in enumerate(trials) if trial.state == State.RUNNING), 0)
+    first = min(max(0, at - room // 2), max(0, len(trials) - room))
+    return trials[first : first + room]
 
 
-def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
+def _table(state: RunState, trials: Sequence[TrialState], width: int) -> Table:
     is_wide, is_usual = width >= _WIDE, width >= _USUAL
-    has_refused = any(part.refused for part in state.parts)
-    has_seeds = len({part.seed for part in state.parts}) > 1
-    rows = [_row(state, part, 24 if is_wide else 10) for part in parts]
+    has_refused = any(trial.refused for trial in state.trials)
+    has_seeds = len({trial.seed for trial in state.trials}) > 1
+    rows = [_row(state, trial, 24 if is_wide else 10) for trial in trials]
     left_out = {
         *(() if is_wide else ("global", "training loss")),
         *(() if is_usual else ("after", "curve")),
@@ -139,19 +139,19 @@ def _table(state: RunState, parts: Sequence[PartState], width: int) -> Table:
     return table
 
 
-def _row(state: RunState, part: PartState, bars: int) -> dict[str, RenderableType]:
+def _row(state: RunState, trial: TrialState, bars: int) -> dict[str, RenderableType]:
     return {
-        "method": part.method,
-        "seed": str(part.seed),
-        "round": f"{part.round}/{part.rounds}",
-        "latest": state.score(part.latest),
-        "best": state.score(part.best),
-        "after": "-" if part.best is None else str(part.best.round),
-        "global": state.score(part.latest_global),
-        "curve": sparkline(part.curve, bars),
-        "training loss": "-" if part.train_loss is None else f"{part.train_loss:.3f}",
-        "s/round": "-" if part.seconds_a_round is None else seconds_text(part.seconds_a_round),
-        "bytes": si(part.bytes, "B") if part.round else "-",
-        "refused": str(part.refused),
-        "state": Text(part.state, style=_COLOURS.get(part.state, "dim")),
+        "method": trial.method,
+        "seed": str(trial.seed),
+        "round": f"{trial.round}/{trial.rounds}",
+        "latest": state.score(trial.latest),
+        "best": state.score(trial.best),
+        "after": "-" if trial.best is None else str(trial.best.round),
+        "global": state.score(trial.latest_global),
+        "curve": sparkline(trial.curve, bars),
+        "training loss": "-" if trial.train_loss is None else f"{trial.train_loss:.3f}",
+        "s/round": "-" if trial.seconds_a_round is None else seconds_text(trial.seconds_a_round),
+        "bytes": si(trial.bytes, "B") if trial.round else "-",
+        "refused": str(trial.refused),
+        "state": Text(trial.state, style=_COLOURS.get(trial.state, "dim")),
     }

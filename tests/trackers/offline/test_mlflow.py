@@ -7,11 +7,11 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from fedtailor.trackers.part import parts
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from fedtailor.trackers.follow import track
-from fedtailor.trackers.part import parts
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fedtailor.trackers.part import parts
 
 from fedtailor.trackers.follow import track
-from fedtailor.trackers.part import parts
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]

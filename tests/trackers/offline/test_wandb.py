@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import wandb
+from fedtailor.trackers.part import parts
 from wandb.proto import wandb_internal_pb2
 
 from fedtailor.trackers.follow import track
-from fedtailor.trackers.part import parts
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]

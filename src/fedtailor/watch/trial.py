@@ -11,39 +11,41 @@ from ..errors import one_line
 from ..store.format import REFUSED_FILE, missing
 from ..store.logs import read_refused
 from ..store.metrics import Metric, best_round, higher_is_better
-from ..trackers.part import Part, Values
+from ..trackers.trial import TrackedTrial, Values
 from .files import Lines, Mark, mark_of
-from .state import PartState, Points, RoundScore, State
+from .state import Points, RoundScore, State, TrialState
 
 _POINTS = 200  # of a curve; more are thinned out
 _LATELY = 5  # refusals that are named
 
 
-class FollowedPart:
+class FollowedTrial:
     """One method with one seed, as far as it has been read.
 
     Args:
-        part: its place.
+        trial: its place.
         metric: chooses the best round.
         rounds: the experiment's goal.
         names: those of the clients, if they have some.
     """
 
-    def __init__(self, part: Part, metric: Metric, rounds: int, names: Sequence[str]) -> None:
+    def __init__(
+        self, trial: TrackedTrial, metric: Metric, rounds: int, names: Sequence[str]
+    ) -> None:
         self.activity = 0  # when something was written there, in nanoseconds; 0: never
         self.timed = 0  # rounds whose seconds are known
-        self._part, self._metric, self._rounds = part, metric, rounds
+        self._trial, self._metric, self._rounds = trial, metric, rounds
         self._mark: Mark | None = None  # of commit.json
-        folder = part.folder
+        folder = trial.folder
         self._files = (folder, folder / "history.jsonl", folder / "commit.json")
         self._points: dict[int, Values] = {}
-        self._refused = _Refused(part.folder / REFUSED_FILE, names)
-        self.known = PartState(part.label, part.seed, State.WAITING, 0, rounds)
+        self._refused = _Refused(trial.folder / REFUSED_FILE, names)
+        self.known = TrialState(trial.label, trial.seed, State.WAITING, 0, rounds)
 
     @property
     def has_ended(self) -> bool:
         """Whether no round is left."""
-        commit = self._part.commit
+        commit = self._trial.commit
         has_all = commit.finished and commit.round >= self._rounds
         return has_all or commit.diverged is not None
 
@@ -66,8 +68,8 @@ class FollowedPart:
 
     def _read(self) -> None:
         """Read the rounds that are new; after a roll-back all there are."""
-        before = self._part.commit.rolled_back
-        points, commit = self._part.points(), self._part.commit
+        before = self._trial.commit.rolled_back
+        points, commit = self._trial.points(), self._trial.commit
         self._points = points if commit.rolled_back != before else self._points | points
         own, shared = (
             self._curve(f"validation/{model}/{self._metric}") for model in ("personal", "global")
@@ -94,16 +96,16 @@ class FollowedPart:
         """A value by round, where it is known."""
         return {number: of[name] for number, of in self._points.items() if name in of}
 
-    def state(self, *, is_current: bool, is_running: bool) -> PartState:
-        """The part's state, given whether it is what runs, and whether anything does."""
-        commit, rounds = self._part.commit, self._rounds
+    def state(self, *, is_current: bool, is_running: bool) -> TrialState:
+        """The trial's state, given whether it is what runs, and whether anything does."""
+        commit, rounds = self._trial.commit, self._rounds
         if commit.diverged is not None:
             state = State.DIVERGED
         elif self.has_ended:
             state = State.FINISHED
         elif is_current:
             state = State.RUNNING
-        elif commit.finished and not is_running:  # other parts have got more rounds
+        elif commit.finished and not is_running:  # other trials have got more rounds
             state, rounds = State.FINISHED, commit.rounds
         elif commit.stopped:
             state = State.STOPPED
@@ -118,7 +120,7 @@ class FollowedPart:
 
 
 class _Refused:
-    """The clients' results that rounds of a part went on without, which only a deployment has."""
+    """The clients' results that rounds of a trial went on without, which only a deployment has."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self.seen: set[tuple[int, int]] = set()  # round, client

@@ -14,7 +14,7 @@ import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.report.comparison import compare
 from fedtailor.runs.merge import merge
-from fedtailor.trackers.part import parts
+from fedtailor.trackers.trial import trials
 from tests.report.conftest import ENVIRONMENT, TAIL, auc, correct, write_run
 from tests.small import digits, digits_backbone, without_checksum
 
@@ -22,7 +22,7 @@ Grow = Callable[[int], Path]
 
 
 def test_points_are_the_committed_rounds(grow: Grow) -> None:
-    fedavg, fedsdg = parts(grow(4))
+    fedavg, fedsdg = trials(grow(4))
     assert (fedavg.name, fedsdg.name) == ("fedavg-seed-0", "fedsdg-seed-0")
     points = fedsdg.points()
     assert list(points) == [0, 1, 2, 3, 4]  # the made-up run is evaluated before round 1, too
@@ -39,22 +39,22 @@ def test_points_are_the_committed_rounds(grow: Grow) -> None:
 
 
 def test_what_is_new_goes_on_from_what_was_read(grow: Grow) -> None:
-    (part, _) = parts(grow(4))
-    whole = part.points() | {}
+    (trial, _) = trials(grow(4))
+    whole = trial.points() | {}
     grow(8)
-    more = part.points()
+    more = trial.points()
     assert list(more) == [5, 6, 7, 8]
-    assert part.has_ended
-    part.rewind()
-    assert part.points() == {**whole, **more}
+    assert trial.has_ended
+    trial.rewind()
+    assert trial.points() == {**whole, **more}
 
 
 def test_the_result_is_the_row_of_the_table(grow: Grow) -> None:
     run = grow(8)
-    part = parts(run)[1]
-    part.points()
+    trial = trials(run)[1]
+    trial.points()
     row = json.loads(compare([run], as_json=True))["rows"][1]
-    result = part.result()
+    result = trial.result()
     assert result["reported/state"] == "finished"
     assert result["reported/personal/round"] == 4
     assert result["reported/personal/mean"] == row["personal_model"]["mean"]["mean"]
@@ -65,16 +65,16 @@ def test_the_result_is_the_row_of_the_table(grow: Grow) -> None:
 
 def test_settings_are_flat_and_the_key_is_the_directorys(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", seeds=(0, 1))
-    every = parts(run)
-    assert len({part.key for part in every}) == 4
+    every = trials(run)
+    assert len({trial.key for trial in every}) == 4
     config = every[0].config()
     assert (config["method.name"], config["seed"], config["split.clients"]) == ("fedavg", 0, 6)
     assert config["versions.torch"] == "2.13.0"
     assert all(isinstance(value, str | int | float | bool) for value in config.values())
     other = write_run(tmp_path / "b", seeds=(0, 1))
-    assert parts(other)[0].key == every[0].key  # a copy
+    assert trials(other)[0].key == every[0].key  # a copy
     (other / "environment.json").write_text(json.dumps(ENVIRONMENT | {"date": "2026-11-22"}))
-    assert parts(other)[0].key != every[0].key
+    assert trials(other)[0].key != every[0].key
 
 
 def test_runs_begun_in_the_same_second_have_keys_of_their_own(tmp_path: Path) -> None:
@@ -88,18 +88,18 @@ def test_runs_begun_in_the_same_second_have_keys_of_their_own(tmp_path: Path) ->
         ft.run(experiment, run, data=digits(), backbone=digits_backbone())
         file = without_checksum(run / "environment.json")
         file.write_text(json.dumps({**json.loads(file.read_text()), "date": "2026-11-22"}))
-        keys.append(parts(run)[0].key)
+        keys.append(trials(run)[0].key)
         ft.run(replace(experiment, rounds=2), run, data=digits(), backbone=digits_backbone())
-        assert parts(run)[0].key == keys[-1]
+        assert trials(run)[0].key == keys[-1]
     assert keys[0] != keys[1]
-    assert parts(merge([tmp_path / "a"], tmp_path / "merged"))[0].key == keys[0]
+    assert trials(merge([tmp_path / "a"], tmp_path / "merged"))[0].key == keys[0]
 
 
 def test_what_is_no_run_or_damaged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no directory"):
-        parts(tmp_path / "nowhere")
+        trials(tmp_path / "nowhere")
     run = write_run(tmp_path / "run", seeds=(0,), tail=TAIL)
     log = run / "methods/fedavg/seed-0/history.jsonl"
     log.write_bytes(log.read_bytes()[:100])
     with pytest.raises(InputError, match="holds 100 bytes, fewer than"):
-        parts(run)[0].points()
+        trials(run)[0].points()

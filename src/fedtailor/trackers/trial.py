@@ -22,7 +22,7 @@ _NONE = Commit(0, 0, False, {"history": 0, "clients": 0, "timings": 0})
 
 
 @dataclass
-class Part:
+class TrackedTrial:
     """One method with one seed in the run directory ``run``, as far as it has been read.
 
     ``key`` identifies it: another directory has another one, and its copies have the same. After a
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def folder(self) -> Path:
-        """The part of the run directory that belongs to it."""
+        """Its folder in the run directory."""
         return trial_folder(self.run, self.label, self.seed)
 
     @property
@@ -59,7 +59,7 @@ class Part:
         return blake2b(self.environment + text, digest_size=6).hexdigest()
 
     def was_rolled_back(self, key: str) -> bool:
-        """Whether the part has gone back since it had this ``key``."""
+        """Whether the trial has gone back since it had this ``key``."""
         return self._key(self._read_commit()) != key
 
     def _read_commit(self) -> Commit:
@@ -123,7 +123,7 @@ class Part:
         return {**by_phase, "seconds/so_far": self._seconds, "memory/peak_mb": peak}
 
     def result(self) -> dict[str, float | str]:
-        """The part's row of the table, as ``reported/NAME``; means and the like over clients, on
+        """The trial's row of the table, as ``reported/NAME``; means and the like over clients, on
         test data, at the reported round."""
         run = read(self.run, (self.label, self.seed))
         row = asdict(table([run]).rows[0])
@@ -144,7 +144,7 @@ class Part:
         return {**texts, **_numbers(numbers)}
 
 
-def parts(run: Path) -> list[Part]:
+def trials(run: Path) -> list[TrackedTrial]:
     """Every method and seed of the run directory ``run``, also those that have not begun.
 
     Raises:
@@ -157,7 +157,7 @@ def parts(run: Path) -> list[Part]:
         read_environment(run)
         content = environment.read_bytes()
     return [
-        Part(run, experiment, content, method["label"], seed)
+        TrackedTrial(run, experiment, content, method["label"], seed)
         for method in experiment["methods"]
         for seed in experiment["seeds"]
     ]
