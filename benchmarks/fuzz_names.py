@@ -21,7 +21,7 @@ from fedtailor.inference.rows import as_csv
 from fedtailor.report.charts.specs import losses
 from fedtailor.report.drawing import svg
 from fedtailor.report.text import TextTable, inert, markdown, option
-from fedtailor.watch.state import PartState, RunState
+from fedtailor.watch.state import RunState, TrialState
 from fedtailor.watch.terminal import View
 
 from .mutations import Attempt, Change, read
@@ -72,7 +72,7 @@ def _check_texts(name: str) -> None:
     row = table[table.index("\\midrule") + 1].lstrip()
     if row.startswith(("[", "*")) or not row.endswith("\\textbf{1} \\\\"):
         raise AssertionError(f"LaTeX: {row!a}")
-    part = PartState(name, 0, "running", 1, 2)
+    part = TrialState(name, 0, "running", 1, 2)
     state = RunState("r", name, "running", "accuracy", 1, 2, None, (part,), (name,), None)
     console = Console(file=io.StringIO(), width=300)
     console.print(View(state))

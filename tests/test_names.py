@@ -38,7 +38,7 @@ from fedtailor.report.text import TextTable, markdown, option
 from fedtailor.runs.draft import draft
 from fedtailor.store.read import read
 from fedtailor.watch.lines import changes
-from fedtailor.watch.state import PartState, RunState
+from fedtailor.watch.state import RunState, TrialState
 from fedtailor.watch.terminal import View
 from tests.names import LABELS, NAMES
 from tests.report.conftest import hold, name
@@ -255,7 +255,7 @@ def test_an_options_value_that_argparse_drops_is_refused(
 
 
 def test_watch_shows_names_in_lines_and_in_the_terminal() -> None:
-    parts = tuple(PartState(one, 0, "running", 1, 2, lately=(f"{one}: slow",)) for one in NAMES)
+    parts = tuple(TrialState(one, 0, "running", 1, 2, lately=(f"{one}: slow",)) for one in NAMES)
     state = RunState("r", "[/]", "running", "accuracy", 1, 2, None, parts, NAMES, None)
     lines = "\n".join(changes(None, state))
     terminal = Console(file=io.StringIO(), width=400, height=100)

@@ -49,7 +49,7 @@ def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:
         until("round 2", lambda: made.round(method) == 2)
         watched = follower.look()
         assert watched.state == "running"
-        assert watched.parts[0].lately[0].startswith("round 2 without client b: ")
+        assert watched.trials[0].lately[0].startswith("round 2 without client b: ")
         b.process.send_signal(signal.SIGCONT)
         until("b is in time", lambda: both_after(2))
         last, worked = made.round(method), b.cpu_seconds()

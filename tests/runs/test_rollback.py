@@ -235,25 +235,25 @@ def test_whoever_follows_sees_the_rounds_that_count(stopped: Path, tmp_path: Pat
     refused = [{"round": number, "client": 1, "reason": "x"} for number in (2, 4)]
     path = out / "methods/fedper/seed-0/refused.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in refused))
-    part, tracker, follower = parts(out)[0], Recorder(), Follower(out)
+    part, tracker, follower = trials(out)[0], Recorder(), Follower(out)
     other = replace(CHOSEN, methods={"fedper": CHOSEN.methods["fedper"]})
     other = replace(other, cohort=replace(CHOSEN.cohort, max_norm=1.0, above_norm="clip"))
     steps = iter([lambda: ft.rollback(out, "fedper"), lambda: go_on(out, other)])
     refusals = []
 
     def wait(seconds: float) -> bool:
-        refusals.append(follower.look().parts[0].refused)
+        refusals.append(follower.look().trials[0].refused)
         return (step := next(steps, None)) is None or not step()
 
-    before, old = parts(out)[0].points(), part.key
+    before, old = trials(out)[0].points(), part.key
     follow._follow([part], tracker, wait)
-    whole = {number: values for number, values in parts(out)[0].points().items() if number}
+    whole = {number: values for number, values in trials(out)[0].points().items() if number}
     assert tracker.rounds == {old: before, part.key: whole}
     assert whole[3] != before[3]
     assert tracker.results[old] is None
     assert tracker.results[part.key]
     assert refusals == [2, 1]
-    assert follower.look().parts == Follower(out).look().parts
+    assert follower.look().trials == Follower(out).look().trials
 
 
 def test_an_asynchronous_method_does_not_go_back(tmp_path: Path) -> None:

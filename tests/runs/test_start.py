@@ -23,7 +23,7 @@ from fedtailor.runs.start import open_start
 from fedtailor.runs.trained import open_trained
 from fedtailor.store.read import read
 from fedtailor.trackers.follow import track
-from fedtailor.trackers.trial import TrackedTrial, Values, parts
+from fedtailor.trackers.trial import TrackedTrial, Values, trials
 from tests.forked import contents
 from tests.small import digits, digits_backbone, without_checksum
 
@@ -321,16 +321,16 @@ def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_from_another_one_can_be_tracked(old: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     seen: dict[int, Values] = {}
-    open_parts: list[TrackedTrial] = []
+    open_trials: list[TrackedTrial] = []
 
     def look(done: ft.CommittedRound) -> None:
-        if not open_parts:  # round 0, the only one so far
-            open_parts.extend(parts(out))
-        seen.update(open_parts[0].points())
+        if not open_trials:  # round 0, the only one so far
+            open_trials.extend(trials(out))
+        seen.update(open_trials[0].points())
 
     run(going_on(old), out, on_round=look)
     assert list(seen) == [0, 1, 2]
-    assert seen == parts(out)[0].points()
+    assert seen == trials(out)[0].points()
     assert {"seconds/evaluate", "test/personal/accuracy"} <= seen[0].keys()
     assert "train/loss" not in seen[0]
     assert track(out, "tensorboard") == 2

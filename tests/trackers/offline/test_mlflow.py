@@ -7,11 +7,11 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from fedtailor.trackers.part import parts
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from fedtailor.trackers.follow import track
+from fedtailor.trackers.trial import trials
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]
@@ -26,7 +26,7 @@ def test_a_store_holds_every_point_once(
     assert (track(run, "mlflow", "mine"), track(run, "mlflow", "mine")) == (8, 0)
     assert _found("fedsdg").info.status == "RUNNING"
     assert (track(grow(8), "mlflow", "mine"), track(run, "mlflow", "mine")) == (8, 0)
-    client, found, part = MlflowClient(), _found("fedsdg"), parts(run)[1]
+    client, found, part = MlflowClient(), _found("fedsdg"), trials(run)[1]
     assert found.info.status == "FINISHED"
     assert found.data.params["split.clients"] == "6"
     assert found.data.tags["reported/state"] == "finished"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fedtailor.trackers.part import parts
 
 from fedtailor.trackers.follow import track
+from fedtailor.trackers.trial import trials
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]
@@ -20,7 +20,7 @@ def test_the_database_holds_every_point_once(grow: Grow, tmp_path: Path) -> None
     assert (track(grow(8), "trackio", "mine"), track(run, "trackio", "mine")) == (8, 0)
     import trackio
 
-    part = parts(run)[1]
+    part = trials(run)[1]
     points, name = points_of(part), f"{part.name}-{part.key}"
     (found,) = (one for one in trackio.Api().runs("mine") if one.name == name)
     assert found.config is not None

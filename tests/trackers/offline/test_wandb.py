@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import wandb
-from fedtailor.trackers.part import parts
 from wandb.proto import wandb_internal_pb2
 
 from fedtailor.trackers.follow import track
+from fedtailor.trackers.trial import trials
 from tests.trackers.conftest import points_of
 
 Grow = Callable[[int], Path]
@@ -45,7 +45,7 @@ def test_offline_files_hold_every_point_once(
     track(grow(8), "wandb", "mine")
     track(run, "wandb", "mine")
     wandb.teardown()  # as at the end of a process; files are written in the background until then
-    part = parts(run)[1]
+    part = trials(run)[1]
     (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{part.key}.wandb")
     every = list(records(file))
     (about,) = (record.run for record in every if record.WhichOneof("record_type") == "run")
