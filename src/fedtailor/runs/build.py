@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -141,10 +141,13 @@ def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
 
 
 def named(
-    experiment: Experiment, data: Data | Dataset | None, backbone: Backbone | None
+    experiment: Experiment,
+    data: Data | Dataset | None,
+    backbone: Backbone | None,
+    metrics: Iterable[str] = (),
 ) -> Experiment:
     """The experiment, with the names of the ``data`` and the ``backbone`` that stand in for its
-    own."""
+    own, and of the ``metrics`` given from Python among its own."""
     names: dict[str, Any] = {}
     if isinstance(data, Data):
         names["data"] = data.config(experiment.data)
@@ -161,6 +164,9 @@ def named(
     evaluate = experiment.evaluate
     if missing := [name for name in objective.reported if name not in evaluate.metrics]:
         names["evaluate"] = replace(evaluate, metrics=(*missing, *evaluate.metrics))
+    present = experiment.evaluate.metrics
+    if more := tuple(name for name in metrics if name not in present):
+        names["evaluate"] = replace(experiment.evaluate, metrics=(*present, *more))
     is_named = all(getattr(experiment, section) == value for section, value in names.items())
     return experiment if is_named else replace(experiment, **names)
 
@@ -176,15 +182,6 @@ def dataset_of(
         source = replace(source, columns=read_columns(experiment.data))
     tokenizer = load_tokenizer(experiment.model) if backbone is None else backbone.tokenizer
     return source.load(experiment.data, tokenizer)
-
-
-def with_metrics(experiment: Experiment, metrics: Mapping[str, MetricFunction]) -> Experiment:
-    """The experiment, with the names of the ``metrics`` given from Python among its own."""
-    if not metrics:
-        return experiment
-    present = experiment.evaluate.metrics
-    names = (*present, *(name for name in metrics if name not in present))
-    return replace(experiment, evaluate=replace(experiment.evaluate, metrics=names))
 
 
 def federation_of(

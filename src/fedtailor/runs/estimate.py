@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..data.federation import Federation
 from ..engine.config import Plan
@@ -22,7 +23,7 @@ from ..store.committed import read_commit
 from ..store.format import has_commit, trial_folder
 from ..task.backbone import Backbone
 from ..user_code import portable
-from .build import Inputs, device_of
+from .build import Inputs
 from .experiment import Experiment
 from .summary import MethodSummary, PartSummary, Sizes, StartSummary
 
@@ -51,6 +52,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
     ]
     names = federation.names or ()
+    any_device = "cuda" if torch.cuda.is_available() else "cpu"
     parameters = sum(value.numel() for value in backbone.model.parameters())
     methods = []
     if not federation.remote:
@@ -71,7 +73,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         omissions=[one.short or one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
         parameters=parameters,
-        device=str(device_of(experiment.engine)),
+        device=any_device if plan.engine.device == "auto" else plan.engine.device,
         executor=_executor(plan, ranks, remote=federation.remote),
         rounds=experiment.rounds,
         seeds=experiment.seeds,

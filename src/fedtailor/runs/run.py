@@ -25,7 +25,7 @@ from ..profiling import Trace
 from ..store.committed import model_seed
 from ..store.run_directory import check_removable, remove_run
 from ..task.backbone import Backbone
-from .build import Inputs, device_of, named, with_metrics
+from .build import Inputs, device_of, named
 from .callbacks import OnRound
 from .estimate import rounds_left, start_summary
 from .experiment import Experiment, checked, load
@@ -94,7 +94,7 @@ def run(
     is_leader = group is None or group.is_leader
     metrics = metrics or {}
     experiment, out = open_experiment(experiment, out, settings)
-    experiment = named(with_metrics(experiment, metrics), data, backbone)
+    experiment = named(experiment, data, backbone, metrics)
     trials = chosen(experiment.seeds, list(experiment.methods), part)
     if is_leader:
         _check_place(experiment, data, out, overwrite=overwrite)
