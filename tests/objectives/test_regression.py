@@ -164,3 +164,9 @@ def test_a_metric_that_is_undefined_is_not_a_number() -> None:
     undefined = {name for name, one in Regression.metrics.items() if np.isnan(one(flat, other))}
     assert undefined == {"r2", "pearson", "spearman"}
     assert Regression.metrics["rmse"](flat, other) == pytest.approx((2 / 3) ** 0.5)
+
+
+def test_no_accuracy_can_choose_the_round(tmp_path: Path) -> None:
+    chosen = experiment("fedavg", {}, split={"clients": 3}, evaluate={"select": "accuracy"})
+    with pytest.raises(ft.InputError, match="unknown metric 'accuracy' in evaluate.select"):
+        ft.run(chosen, tmp_path / "run", data=numbers(), backbone=backbone())

@@ -75,7 +75,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
     with pytest.raises(InputError, match="1 examples to choose layers with; at least 2"):
         next(try_suffixes(FedAvg(), backbone, dataset, ROWS[:1], PLAN))
     texts = replace(dataset, labels=None, task="causal-lm")
-    with pytest.raises(InputError, match="language modelling does not have"):
+    with pytest.raises(InputError, match="causal-lm does not have"):
         next(try_suffixes(FedAvg(), backbone, texts, ROWS, PLAN))
 
 

@@ -83,6 +83,7 @@ class Metrics:
     def check(self, objective: Objective, *, remote: bool = False) -> None:
         """Raise InputError where the metrics can't be computed. With ``remote`` the functions are
         at the clients' sites, and not looked for."""
+        always = ["loss", "accuracy"] if objective.has_hits else ["loss"]
         unfit = METRICS.keys() - objective.metrics.keys() - self.given.keys()
         has_other = not objective.metrics or bool(unfit & {*self.config.metrics})
         refused = {
@@ -90,7 +91,7 @@ class Metrics:
             "confusion": self.config.confusion and not objective.has_classes,
         }
         for what in (name for name, is_refused in refused.items() if is_refused):
-            has = ", ".join(["loss", "accuracy", *objective.metrics])
+            has = ", ".join([*always, *objective.metrics])
             raise InputError(f"evaluate.{what} is not for {objective.name}, which has {has}")
         double = [name for name, count in Counter(self.names).items() if count > 1]
         if double or {"loss", "accuracy"} & set(self.names):
@@ -99,8 +100,8 @@ class Metrics:
                 "other, and from loss and accuracy"
             )
         select = self.config.select
-        if select not in {None, "accuracy", "loss", *self.names}:
-            allowed = {"accuracy", "loss", *self.names}
+        if select not in {None, *always, *self.names}:
+            allowed = {*always, *self.names}
             raise unknown("metric", str(select), allowed, where="evaluate.select")
         if not remote:
             _ = self.functions

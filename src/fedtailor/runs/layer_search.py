@@ -70,12 +70,12 @@ def try_suffixes(
         task_of: makes a method's task; None: on the CPU, in float32.
 
     Raises:
-        InputError: fewer than two rows, language modelling, or a method without ``layers``.
+        InputError: fewer than two rows, a task without classes, or a method without ``layers``.
     """
     if "layers" not in {field.name for field in fields(method)}:
         raise InputError(f"method {method.name!r} has no field layers")
     if dataset.class_numbers is None:
-        raise InputError("layers are chosen by accuracy, which language modelling does not have")
+        raise InputError(f"layers are chosen by accuracy, which {dataset.task} does not have")
     if len(rows) < 2:
         raise InputError(f"{len(rows)} examples to choose layers with; at least 2 are needed")
     order = random.generator(seed, "probe").permutation(rows)
