@@ -35,7 +35,7 @@ class DataConfig:
     client: str | None = None  # the natural client: a user, a hospital, a role
     classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
     # of numbers to predict: their mean and deviation; (): those of the training rows
-    scale: tuple[float, ...] = ()
+    scale: tuple[Annotated[float, Ge(-1e30), Le(1e30)], ...] = ()
     max_length: Annotated[int, Gt(1), Le(1_000_000)] = 128  # tokens; longer texts are truncated
     limit: Rows | None = None  # at most so many training rows, drawn by key
     skip: Annotated[int, Ge(0), Le(MOST_ROWS)] = 0  # so many drawn training rows are left out first
