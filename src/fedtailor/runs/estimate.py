@@ -25,7 +25,7 @@ from ..task.backbone import Backbone
 from ..user_code import portable
 from .build import Inputs
 from .experiment import Experiment
-from .summary import MethodSummary, PartSummary, Sizes, StartSummary
+from .summary import MethodSummary, Sizes, StartSummary, TrialSummary
 
 _MANY = 100  # clients, whose evaluation may take long
 _LONG_STEP = 30.0  # seconds; a step that takes longer is not repeated without its warm-up
@@ -40,7 +40,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
 
     Args:
         inputs: what the run has loaded.
-        left: the rounds that are left of each part.
+        left: the rounds that are left of each trial.
         ranks: the processes that torchrun has started.
     """
     experiment = inputs.experiment
@@ -77,7 +77,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         executor=_executor(plan, ranks, remote=federation.remote),
         rounds=experiment.rounds,
         seeds=experiment.seeds,
-        parts=[PartSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
+        trials=[TrialSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
         methods=methods,
         hints=[
             *_whole_models(experiment, labels, backbone, parameters),
@@ -160,16 +160,16 @@ def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
 
 
 def rounds_left(
-    experiment: Experiment, out: Path | None, parts: Sequence[tuple[int, str]] | None = None
+    experiment: Experiment, out: Path | None, trials: Sequence[tuple[int, str]] | None = None
 ) -> Left:
-    """Return how many rounds each part of a run has left, in the order in which parts run.
+    """Return how many rounds each trial of a run has left, in the order in which they run.
 
-    ``parts`` are (seed, label) of those that this process runs; None: all. Without ``out`` none has
-    begun.
+    ``trials`` are (seed, label) of those that this process runs; None: all. Without ``out`` none
+    has begun.
     """
     left = {}
-    all_parts = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
-    for seed, label in all_parts if parts is None else parts:
+    every = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
+    for seed, label in every if trials is None else trials:
         folder = None if out is None else trial_folder(out, label, seed)
         done = read_commit(folder).round if folder is not None and has_commit(folder) else 0
         left[label, seed] = max(0, experiment.rounds - done)

@@ -98,16 +98,16 @@ def extended(
     present: Mapping[str, Any],
     wanted: Mapping[str, Any],
     out: Path,
-    parts: Iterable[tuple[int, str]] | None = None,
+    trials: Iterable[tuple[int, str]] | None = None,
 ) -> dict[str, Any]:
-    """The content of ``experiment.json`` once ``parts`` of ``wanted``, pairs (seed, label), go on
+    """The content of ``experiment.json`` once ``trials`` of ``wanted``, pairs (seed, label), go on
     in ``out``; None: all of them. If they have no rounds left there, the bound on norms stays that
     of ``present``."""
     rounds = wanted["rounds"]
     done = {(c.seed, c.label) for c in _commits(out) if c.finished and c.rounds >= rounds}
     labels = [method["label"] for method in wanted["methods"]]
     content = united(present, wanted)
-    if done.issuperset(product(wanted["seeds"], labels) if parts is None else parts):
+    if done.issuperset(product(wanted["seeds"], labels) if trials is None else trials):
         content["cohort"] = {**content["cohort"], **bounds_of(present)}
     return content
 

@@ -36,7 +36,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 
 @dataclass(frozen=True)
 class Stage:
-    """The part that runs: its method's label, its title, its rounds, and how many clients each of
+    """The trial that runs: its method's label, its title, its rounds, and how many clients each of
     an executor's works has in a round. ``metric`` is what models are scored by. ``every_round``: a
     line for each round."""
 
@@ -53,9 +53,9 @@ class Progress:
 
     Args:
         log: the file that gets every line.
-        left: the rounds that are left of each part, by label and seed.
+        left: the rounds that are left of each trial, by label and seed.
         expected: seconds of a round by label, as far as known.
-        once: seconds that the first round of a part takes beyond that, by label.
+        once: seconds that the first round of a trial takes beyond that, by label.
         done: the rounds that the run has from before.
     """
 
@@ -76,7 +76,7 @@ class Progress:
         self._expected = dict(expected)
         self._once = {label: seconds for label, seconds in (once or {}).items() if seconds > 0}
         self._more = 0.0  # seconds of the round under way that the next ones will not take
-        self._is_first = False  # whether that round is the first one of its part
+        self._is_first = False  # whether that round is the first one of its trial
         self._pace: dict[str, float] = {}  # seconds of a round, from the one under way
         self._measured: dict[str, list[float]] = {}  # seconds and number of rounds, by label
         self._total = done + sum(self._left.values())
@@ -103,7 +103,7 @@ class Progress:
             tqdm.write("\n".join(lines), file=sys.stderr)
 
     def begin(self, stage: Stage, done: int) -> None:
-        """The next part begins, or goes on after round ``done``."""
+        """The next trial begins, or goes on after round ``done``."""
         self._stage, self._number = stage, done
         self._evaluations, self._shown = (), ""
         self._parts[stage.label] = max(0, self._parts[stage.label] - 1)
@@ -115,7 +115,7 @@ class Progress:
             self.say(f"{stage.title}: goes on after round {done} of {stage.rounds}")
 
     def skip(self, label: str, rounds_left: int) -> None:
-        """A part has ended, ``rounds_left`` rounds before its goal."""
+        """A trial has ended, ``rounds_left`` rounds before its goal."""
         self._left[label] -= rounds_left
         self._total -= rounds_left
         self._bar.total = self._total
@@ -185,7 +185,7 @@ class Progress:
             self._say_stage(f"{number}{clients}, loss {loss}{results}")
 
     def _say_stage(self, text: str) -> None:
-        """One line about the part that runs, with how much of the run is done."""
+        """One line about the trial that runs, with how much of the run is done."""
         assert self._stage is not None
         share = 1 - sum(self._left.values()) / max(1, self._total)
         left = self._time_left(lambda seconds: f", about {in_words(seconds)} left")
@@ -204,7 +204,7 @@ class Progress:
     def _seconds_left(self) -> float:
         """The time of all rounds that are left: each method's own pace, by its rounds or else by
         the one under way; else what was expected of it, in proportion to how the others keep to
-        what was expected of them; else the mean pace of the others. What the first round of a part
+        what was expected of them; else the mean pace of the others. What the first round of a trial
         takes once is added."""
         seconds = sum(total for total, _ in self._measured.values())
         rounds = sum(count for _, count in self._measured.values())

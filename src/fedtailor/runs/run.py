@@ -34,7 +34,7 @@ from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_data, check_same, copies, is_as_it_was, open_run, write_copies
 from .ranks import LeadingRank, check_ranks, follow_trials
 from .settings import Settings
-from .start import check_old_parts, check_starts, open_start
+from .start import check_old_trials, check_starts, open_start
 from .summary import StartSummary
 from .trained import check_private_states
 from .trials import TrialRun, chosen, commit_rounds, nothing_left, run_trials
@@ -58,7 +58,7 @@ def run(
 ) -> Path:
     """Run every method of ``experiment`` with every seed into the directory ``out``; returns it.
 
-    What ``out`` already holds of the same experiment is kept: finished parts are not run again, an
+    What ``out`` already holds of the same experiment is kept: finished trials are not run again, an
     unfinished one goes on after its last committed round and ends as if it had never stopped. The
     experiment may have more methods, seeds or rounds than before: they are added. A method whose
     loss is no longer finite ends there with that seed, and the others go on.
@@ -178,7 +178,7 @@ def _load(
     )
     Metrics(experiment.evaluate, metrics).check(objective)
     if is_leader:
-        check_old_parts(experiment, out, trials, anew=anew)
+        check_old_trials(experiment, out, trials, anew=anew)
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics)
     if experiment.start_from.run is not None:
         before = rows_trained_before(experiment, out, anew=anew) if is_leader else None

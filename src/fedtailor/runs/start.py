@@ -75,7 +75,7 @@ class Start:
                 store.stage(client, self.trained.onboarded_private(name, like))
 
     def describe(self, folder: Path) -> None:
-        """Write into ``folder`` what the part there goes on from."""
+        """Write into ``folder`` what the trial there goes on from."""
         trained = self.trained
         folder.mkdir(parents=True, exist_ok=True)
         content = StartRecord(
@@ -94,7 +94,7 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
     is no such finished method, or its model, classes, clients or shapes are not those of the
     experiment."""
     experiment, federation = inputs.experiment, inputs.federations[seed]
-    run, old_label, old_seed = _old_part(experiment, label, seed)
+    run, old_label, old_seed = _old_trial(experiment, label, seed)
     method = experiment.methods[label]
     number = model_seed(trial_folder(run, old_label, old_seed), old_seed)
     backbone = inputs.backbone(number)
@@ -107,7 +107,7 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
     return Start(trained, method, task, federation, clients)
 
 
-def _old_part(experiment: Experiment, label: str, seed: int) -> tuple[Path, str, int]:
+def _old_trial(experiment: Experiment, label: str, seed: int) -> tuple[Path, str, int]:
     """The finished run that a method goes on from with a seed, and its label and seed there. Raises
     InputError where there is no such finished method, or it is of another model."""
     config = experiment.start_from
@@ -124,33 +124,33 @@ def _old_part(experiment: Experiment, label: str, seed: int) -> tuple[Path, str,
     return run, old_label, old_seed
 
 
-def check_old_parts(
-    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
+def check_old_trials(
+    experiment: Experiment, out: Path, trials: Sequence[tuple[int, str]], *, anew: bool
 ) -> None:
     """The part of `check_starts` that needs neither data nor model."""
     run = experiment.start_from.run
     if run is not None and Path(run).resolve() == out.resolve():
         raise InputError(f"start_from and --out are both {run}; choose another --out")
-    for seed, label in _not_begun(experiment, out, parts, anew=anew):
-        _old_part(experiment, label, seed)
+    for seed, label in _not_begun(experiment, out, trials, anew=anew):
+        _old_trial(experiment, label, seed)
 
 
 def check_starts(
-    inputs: Inputs, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
+    inputs: Inputs, out: Path, trials: Sequence[tuple[int, str]], *, anew: bool
 ) -> None:
-    """Raise InputError where one of the ``parts`` of ``out`` has nothing that it could go on from.
+    """Raise InputError where one of the ``trials`` of ``out`` has nothing that it could go on from.
     Those that have begun need nothing, unless they begin ``anew``."""
-    for seed, label in _not_begun(inputs.experiment, out, parts, anew=anew):
+    for seed, label in _not_begun(inputs.experiment, out, trials, anew=anew):
         open_start(inputs, label, seed)
 
 
 def _not_begun(
-    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]], *, anew: bool
+    experiment: Experiment, out: Path, trials: Sequence[tuple[int, str]], *, anew: bool
 ) -> list[tuple[int, str]]:
-    """The ``parts`` that will begin with the states of another run."""
+    """The ``trials`` that will begin with the states of another run."""
     if experiment.start_from.run is None:
         return []
-    folders = {(s, label): trial_folder(out, label, s) for s, label in parts}
+    folders = {(s, label): trial_folder(out, label, s) for s, label in trials}
     return [p for p, folder in folders.items() if anew or not has_commit(folder)]
 
 

@@ -34,7 +34,7 @@ class MethodSummary:
 
 
 @dataclass(frozen=True)
-class PartSummary:
+class TrialSummary:
     """A method with a seed; ``left`` are its rounds that will be trained, 0 if it has ended."""
 
     label: str
@@ -74,7 +74,7 @@ class StartSummary:
     executor: str
     rounds: int
     seeds: Sequence[int]
-    parts: Sequence[PartSummary]
+    trials: Sequence[TrialSummary]
     methods: Sequence[MethodSummary]
     hints: Sequence[str]
     memory_mb: float
@@ -96,9 +96,9 @@ class StartSummary:
         return {one.label: one.round_seconds for one in self.methods}
 
     def once(self) -> dict[str, float]:
-        """Return the estimated seconds that the first round of a part takes beyond that, by label:
+        """Return the estimated seconds that the first round of a trial takes beyond that, by label:
         those of what is worked out once an example."""
-        begun = Counter(part.label for part in self.parts if part.left)
+        begun = Counter(trial.label for trial in self.trials if trial.left)
         return {
             one.label: one.cache_seconds / begun[one.label]
             for one in self.methods
@@ -152,14 +152,14 @@ class StartSummary:
 
     def _progress(self) -> Iterator[str]:
         """What is there already, and what will be trained; nothing for a new run."""
-        if all(part.left == self.rounds for part in self.parts):
+        if all(trial.left == self.rounds for trial in self.trials):
             return
         done: dict[int, list[str]] = {}
         todo: dict[int, list[str]] = {}
-        for part in self.parts:
-            first = self.rounds - part.left + 1
+        for trial in self.trials:
+            first = self.rounds - trial.left + 1
             which = f" (from round {first})" if 1 < first <= self.rounds else ""
-            (todo if part.left else done).setdefault(part.seed, []).append(part.label + which)
+            (todo if trial.left else done).setdefault(trial.seed, []).append(trial.label + which)
         for name, by_seed in (("done", done), ("to train", todo)):
             texts = [f"seed {seed}: {', '.join(labels)}" for seed, labels in by_seed.items()]
             if texts or name == "to train":
