@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, naming, unknown
-from ..objectives import OBJECTIVES, Regression
 from .options import add_json
 
 if TYPE_CHECKING:
@@ -145,6 +144,8 @@ def _taken(roles: Roles) -> dict[str | None, str]:
 
 
 def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
+    from ..objectives import Regression
+
     yield f"{table.path}: {table.rows:,} rows{_lines(table)}"
     yield _columns(table, roles)
     if roles.label is None:
@@ -229,6 +230,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _as_dict(table: Survey, roles: Roles, clients: Clients, out: Path) -> dict[str, Any]:
     import dataclasses
+
+    from ..objectives import OBJECTIVES
 
     has_classes = OBJECTIVES[roles.task].has_classes
     counts = table.counts(roles.label) if has_classes and roles.label is not None else {}
