@@ -23,9 +23,22 @@ from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.method import Method
 from fedtailor.params import Params
+from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.store.format import CHECKSUMS
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
+
+
+def two_methods() -> Experiment:
+    """A round of two methods, one step for each of three clients."""
+    content = {
+        "rounds": 1,
+        "methods": {"local": {}, "fedavg": {}},
+        "split": {"clients": 3, "max_examples": 12},
+        "local": {"steps": 1},
+        "engine": {"executor": "sequential"},
+    }
+    return parse(content)
 
 
 class DigitsNet(nn.Module):

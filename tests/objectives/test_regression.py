@@ -151,12 +151,33 @@ def test_from_a_table_to_an_export(
         ([1.0, float("inf"), 2.0], "column 'fever' holds inf in row 2"),
         ([True, False, True], "column 'fever' holds True in row 1"),
         ([None, None, None], "no row of the training split has a number"),
-        ([4, 4.0, "4"], "all training rows have the number 4; there is nothing to learn"),
     ],
 )
 def test_what_is_no_number_is_named(values: list[Any], message: str) -> None:
     with pytest.raises(ft.InputError, match=message):
         Regression().targets(Cells(values, 3, place="column 'fever'"))
+
+
+def test_one_number_is_nothing_to_learn_unless_the_scale_is_told() -> None:
+    pixels = np.zeros((3, 8, 8), np.uint8)
+    source = ft.Data.from_arrays(pixels, [4, 4.0, 4], task=Regression.name)
+    config = source.config(ft.DataConfig())
+    with pytest.raises(ft.InputError, match="all training rows have the number 4; there is noth"):
+        source.load(config, None)
+    told = source.load(replace(config, scale=SCALE), None)  # as of a client that joins
+    assert told.objective.scaled(()) == Regression(*SCALE)
+    assert told.scale == SCALE
+
+
+def test_own_metrics_stand_beside_those_that_are_always_there(tmp_path: Path) -> None:
+    def bias(targets: np.ndarray, predictions: np.ndarray) -> float:
+        return float((predictions[:, 0] - targets).mean())
+
+    chosen = experiment("fedavg", {}, split={"clients": 3, "max_examples": 14}, rounds=1)
+    out = ft.run(
+        chosen, tmp_path / "run", data=numbers(), backbone=backbone(), metrics={"bias": bias}
+    ).path
+    assert [*lines(out, "fedavg")[-1]["metrics"]] == [*Regression.metrics, "bias"]
 
 
 def test_a_metric_that_is_undefined_is_not_a_number() -> None:

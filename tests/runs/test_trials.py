@@ -8,27 +8,14 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
-from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.trials import chosen
-from tests.small import digits, digits_backbone
-
-
-@pytest.fixture(scope="module")
-def experiment() -> Experiment:
-    content = {
-        "rounds": 1,
-        "methods": {"local": {}, "fedavg": {}},
-        "split": {"clients": 3, "max_examples": 12},
-        "local": {"steps": 1},
-        "engine": {"executor": "sequential"},
-    }
-    return parse(content)
+from tests.small import digits, digits_backbone, two_methods
 
 
 def test_each_methods_result_is_printed_before_the_next_one_begins(
-    experiment: Experiment, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ft.run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone())
+    ft.run(two_methods(), tmp_path / "run", data=digits(), backbone=digits_backbone())
     lines = capfd.readouterr().err.splitlines()
     result = r", seed 0: accuracy \d+\.\d, worst client \d+\.\d \(round 1\)"
     (local,) = (at for at, line in enumerate(lines) if re.fullmatch("local" + result, line))

@@ -10,42 +10,27 @@ import pytest
 import fedtailor as ft
 from fedtailor.errors import InputError
 from fedtailor.runs.check import check
-from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.manifest import open_run
 from fedtailor.store.format import FORMAT
-from tests.small import digits, digits_backbone
+from tests.small import digits, digits_backbone, two_methods
 
 
-@pytest.fixture(scope="module")
-def experiment() -> Experiment:
-    content = {
-        "rounds": 1,
-        "methods": {"local": {}, "fedavg": {}},
-        "split": {"clients": 3, "max_examples": 12},
-        "local": {"steps": 1},
-        "engine": {"executor": "sequential"},
-    }
-    return parse(content)
-
-
-def test_a_directory_of_another_format_is_refused_by_name(
-    experiment: Experiment, tmp_path: Path
-) -> None:
+def test_a_directory_of_another_format_is_refused_by_name(tmp_path: Path) -> None:
     out = tmp_path / "run"
     given = {"data": digits(), "backbone": digits_backbone()}
-    ft.run(experiment, out, **given)  # type: ignore[arg-type]
+    ft.run(two_methods(), out, **given)  # type: ignore[arg-type]
     file = out / "experiment.json"
     content = json.loads(file.read_text())
     assert content.pop("format") == FORMAT
     del content["checksum"]
-    assert open_run(out).methods == dict(experiment.methods)
+    assert open_run(out).methods == dict(two_methods().methods)
     for version, age in ((None, "an older"), (1, "an older"), (FORMAT + 1, "a newer")):
         changed = {**content, "format": version} if version else content
         file.write_text(json.dumps(changed))
         told = f"run format {version or 1} of {age} version of fedtailor"
         for use in (
             lambda: open_run(out),
-            lambda: ft.run(experiment, out, **given),  # type: ignore[arg-type, misc]
+            lambda: ft.run(two_methods(), out, **given),  # type: ignore[arg-type, misc]
             lambda: check(out),
         ):
             with pytest.raises(InputError, match=told):

@@ -187,6 +187,11 @@ def load_data(
         )
     labels, classes = (None, ()) if targets is None else (targets.values[rows], targets.classes)
     scale = () if targets is None else config.scale or targets.scale
+    if scale and not scale[1]:
+        raise InputError(
+            f"{columns.places[0]}: all training rows have the number {scale[0]:g}; there is "
+            "nothing to learn"
+        )
     groups = None if groups is None else groups[rows]
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,

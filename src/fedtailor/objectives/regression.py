@@ -156,8 +156,7 @@ class Regression(Objective):
         """Read a column of numbers; empty cells are unknown.
 
         Raises:
-            InputError: a cell holds no number; no row of a split has one; all training rows have
-                the same one.
+            InputError: a cell holds no number; no row of a split has one.
         """
         values = np.array([_number(cells, row) for row in range(len(cells.values))])
         known = ~np.isnan(values)
@@ -170,11 +169,6 @@ class Regression(Objective):
                     f"{cells.place}: no row of the {split} split has a number; name another column"
                 )
         train = values[: cells.num_train][known[: cells.num_train]]
-        if not np.ptp(train):
-            raise InputError(
-                f"{cells.place}: all training rows have the number {train[0]:g}; there is nothing "
-                "to learn"
-            )
         scale = float(train.mean()), float(train.std())
         return Targets(np.where(known, values, 0.0), known, scale=scale)
 

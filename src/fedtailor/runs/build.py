@@ -161,12 +161,11 @@ def named(
         objective = backbone.objective
     else:
         objective = objective_of_data(names.get("data", experiment.data))
-    evaluate = experiment.evaluate
-    if missing := [name for name in objective.reported if name not in evaluate.metrics]:
-        names["evaluate"] = replace(evaluate, metrics=(*missing, *evaluate.metrics))
     present = experiment.evaluate.metrics
-    if more := tuple(name for name in metrics if name not in present):
-        names["evaluate"] = replace(experiment.evaluate, metrics=(*present, *more))
+    reported = [name for name in objective.reported if name not in present]
+    given = [name for name in metrics if name not in present]
+    every = (*reported, *present, *given)
+    names["evaluate"] = replace(experiment.evaluate, metrics=every)
     is_named = all(getattr(experiment, section) == value for section, value in names.items())
     return experiment if is_named else replace(experiment, **names)
 
