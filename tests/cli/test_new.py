@@ -178,7 +178,7 @@ def test_every_method_can_be_named(visits: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere.csv"], "no file 'nowhere.csv'"),
-        (["."], "a folder without JSON files; name a file"),
+        (["."], "a folder without JSON files or pictures"),
         (["hospitals.xlsx"], "can't read 'hospitals.xlsx'; allowed: .csv, .jsonl, "),
         (["visits.csv", "--out", "runs/zz/oct.toml"], "no folder runs/zz for --out runs/zz/oct.to"),
         (

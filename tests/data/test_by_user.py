@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from fedtailor.data import DataConfig, load_data
 from fedtailor.data.sources import read_columns
@@ -61,6 +62,10 @@ def test_leafs_colours_stand_side_by_side_in_a_pixel(tmp_path: Path) -> None:
          ["text", "label", "user"], 2),
         ({"users": ["a"], "user_data": {"a": {"x": [["1", "hi"]], "y": [0]}}},
          ["x0", "x1", "label", "user"], 1),
+        ({"users": ["a"], "user_data": {"a": {"x": [["hi", "ho"], ["he"]], "y": [0, 1]}}},
+         ["tokens", "label", "user"], 2),
+        ({"users": ["a"], "user_data": {"a": {"x": [["hi", "Bo"]], "y": [["O", "B-PER"]]}}},
+         ["tokens", "tags", "user"], 1),
         ({"ann": [{"text": "hi", "label": 1}], "bob": [{"text": "ho", "label": 0}]},
          ["text", "label", "user"], 2),
         ({"ann": ["hi", "ho"], "bob": ["he"]}, ["text", "user"], 3),
@@ -74,6 +79,24 @@ def test_json_by_user_is_a_table(
     file.write_text(json.dumps(content))
     table = local_table(str(file))
     assert (table.column_names, len(table)) == (columns, rows)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_lists_and_objects_stay_what_they_are(suffix: str, tmp_path: Path) -> None:
+    answers = {"text": ["ho"], "answer_start": [3]}
+    rows = [
+        {"user": "ann", "tokens": ["hi", "Bo"], "pair": ["a", "b"], "answers": answers},
+        {"user": "bob", "tokens": [], "pair": ["c", "d"], "answers": answers},
+    ]
+    file = tmp_path / f"table{suffix}"
+    if suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(str(file))
+    else:
+        file.write_text("\n".join(map(json.dumps, rows)))
+    assert list(local_table(str(file))) == rows
+    file = tmp_path / "users.json"
+    file.write_text(json.dumps({"ann": rows[:1], "bob": rows[1:]}))
+    assert list(local_table(str(file))) == rows
 
 
 def test_rows_in_lines_may_be_called_json(tmp_path: Path) -> None:

@@ -199,10 +199,11 @@ def test_splits_must_fit_together(stories, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.txt", "x", "a txt file is read if its lines are words with their tags"),
         (
-            "a.txt",
+            "a.xlsx",
             "x",
-            "allowed: .csv, .jsonl, .json, .parquet, .arrow files",
+            "allowed: .csv, .jsonl, .json, .parquet, .arrow, .conll, .bio, .iob, ",
         ),
         ("a.parquet", "x", "can't read .*a.parquet"),
         ("a.arrow", "x", "can't read .*a.arrow"),

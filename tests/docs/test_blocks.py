@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 import fedtailor as ft
 from fedtailor.cli.main import _parser, main
@@ -262,10 +261,6 @@ def test_python_about_texts_runs_from_a_data_frame_to_an_export(
 
 @pytest.mark.slow
 def test_python_about_files_and_sites_runs(folder: Path) -> None:
-    Path("pictures/cat").mkdir(parents=True)
-    Image.new("L", (8, 8)).save("pictures/cat/1.png")
-    exec_block(code("docs/data.md"), {})
-    assert len(pd.read_parquet("pictures.parquet")) == 1
     (experiment, *_) = of_page("docs/flower.md", "toml")
     Path("experiment.toml").write_text(experiment.content)
     names: dict[str, Any] = {"__file__": str(folder / "client.py")}

@@ -27,7 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "data",
         type=Path,
         metavar="DATA",
-        help="a csv, jsonl, json or parquet file, or a folder of json files",
+        help="a table: a file, or a folder of json files or of pictures by class",
     )
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
     parser.add_argument(

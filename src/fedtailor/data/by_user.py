@@ -1,4 +1,4 @@
-"""JSON by user, as LEAF writes it: a file or a folder, as the rows of one table."""
+"""JSON by user, as LEAF writes it, and SQuAD's: a file or a folder as the rows of one table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, brief
+from .squad import ANSWERS, is_squad, squad_rows
 
 _CLIENT = "user"
 
@@ -23,25 +24,26 @@ def files_of(path: Path) -> list[Path]:
     return [path] if path.suffix == ".json" and path.is_file() else []
 
 
-def splits_of(path: Path) -> tuple[Path, Path] | None:
-    """The folders ``train`` and ``test`` of a folder, if both hold JSON files."""
-    splits = path / "train", path / "test"
-    return splits if path.is_dir() and all(map(files_of, splits)) else None
-
-
 def rows_by_user(files: Sequence[Path], name: str) -> Any:
     """Read JSON as a ``datasets.Dataset``.
 
     Allowed are LEAF's ``{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}``, with
-    ``x`` as texts or as flat pictures; ``{user: [rows]}``; a list of rows; and one row a line. The
-    users are in the column ``user``; LEAF's ``x`` is ``text`` or ``image``, its ``y`` ``label``.
-    Raises InputError where a file has none of these forms; an ``x`` is neither text nor picture."""
-    from datasets import Dataset, Image
+    ``x`` as texts or as flat pictures; SQuAD's, as `squad_rows` says; ``{user: [rows]}``; a list of
+    rows; and one row a line. The users are in the column ``user``; LEAF's ``x`` is ``text`` or
+    ``image``, its ``y`` ``label``. Raises InputError where a file has none of these forms; an ``x``
+    is neither text nor picture."""
+    from datasets import Dataset, Features, Image, List, Value
 
-    rows = [row for file in files for row in _rows(file, name)]
+    rows = _spread([row for file in files for row in _rows(file, name)])
     columns = list(dict.fromkeys(column for row in rows for column in row))
     try:
         table = Dataset.from_dict({c: [row.get(c) for row in rows] for c in columns})
+        if set(table.features.get("answers") or ()) == set(ANSWERS):  # lists may all be empty
+            kinds = {key: List(Value(kind)) for key, kind in ANSWERS.items()}
+            table = table.cast(Features({**table.features, "answers": kinds}))
+    except UnicodeEncodeError as error:
+        half = f"a text holds half of a character, {error.object[error.start]!a}"
+        raise InputError(f"can't read {name!r}: {half}; write it whole, or leave it out") from None
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are among them
         words = " ".join(str(error).split())
         raise InputError(
@@ -51,11 +53,25 @@ def rows_by_user(files: Sequence[Path], name: str) -> Any:
     return table.cast_column("image", Image()) if pictures else table
 
 
+def _spread(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with LEAF's lists of texts, which are tuples, as columns ``x0``, ``x1`` and so on if
+    all have as many, else as the column ``tokens``."""
+    is_several = [isinstance(row.get("x"), tuple) for row in rows]
+    sizes = {len(row["x"]) for row, several in zip(rows, is_several, strict=True) if several}
+    for number in np.flatnonzero(is_several):
+        texts, others = rows[number]["x"], {k: v for k, v in rows[number].items() if k != "x"}
+        columns = {f"x{n}": text for n, text in enumerate(texts)}
+        rows[number] = (columns if len(sizes) == 1 else {"tokens": texts}) | others
+    return rows
+
+
 def _rows(file: Path, name: str) -> Iterator[dict[str, Any]]:
     content = _parsed(file)
     if isinstance(content, dict) and isinstance(content.get("user_data"), dict):
         for user, data in content["user_data"].items():
             yield from _leaf_rows(user, data, file)
+    elif is_squad(content):
+        yield from squad_rows(content, file)
     elif isinstance(content, dict) and all(isinstance(rows, list) for rows in content.values()):
         for user, rows in content.items():
             for number, row in enumerate(rows):
@@ -68,7 +84,8 @@ def _rows(file: Path, name: str) -> Iterator[dict[str, Any]]:
     else:
         raise InputError(
             f'can\'t read {str(file)!r}: allowed are LEAF\'s {{"users": ..., "user_data": ...}}, '
-            "{user: [rows]}, a list of rows, or one row a line"
+            'SQuAD\'s {"data": [{"paragraphs": ...}]}, {user: [rows]}, a list of rows, or one row '
+            "a line"
         )
 
 
@@ -92,7 +109,11 @@ def _leaf_rows(user: str, data: Any, file: Path) -> Iterator[dict[str, Any]]:
     if not isinstance(inputs, list) or not isinstance(labels, list) or len(inputs) != len(labels):
         raise InputError(f"{file}: user {brief(user)} needs lists x and y of one length")
     for number, (x, y) in enumerate(zip(inputs, labels, strict=True)):
-        yield {**_input(x, user, number, file), "label": y, _CLIENT: user}
+        row = _input(x, user, number, file)
+        if "x" in row and isinstance(y, list) and len(y) == len(x):
+            yield {"tokens": x, "tags": y, _CLIENT: user}
+        else:
+            yield {**row, "label": y, _CLIENT: user}
 
 
 def _input(x: Any, user: str, number: int, file: Path) -> dict[str, Any]:
@@ -102,7 +123,7 @@ def _input(x: Any, user: str, number: int, file: Path) -> dict[str, Any]:
     if isinstance(x, str):
         return {"text": x}
     if isinstance(x, list) and x and all(isinstance(value, str) for value in x):
-        return {f"x{place}": value for place, value in enumerate(x)}
+        return {"x": tuple(x)}
     if not isinstance(x, list) or not x or not all(type(value) in (int, float) for value in x):
         raise _wrong(file, user, number, "is neither a text nor a flat list of pixels", x)
     side, channels = next(

@@ -22,7 +22,7 @@ class DataConfig:
     """Where examples come from: a built-in or Hugging Face ``name``, or a local ``path``."""
 
     name: str | None = None
-    path: str | None = None  # csv, jsonl, parquet or arrow file
+    path: str | None = None  # file or folder that holds a table
     test_path: str | None = None  # the official test split of a local file
     subset: str | None = None  # the configuration of a Hugging Face data set
     revision: str | None = None  # of a Hugging Face data set: a commit, a branch or a tag

@@ -16,6 +16,8 @@ from ..errors import InputError, naming
 from ..temporary_folder import temporary_folder
 from .pixels import GREY, opened, pixels
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
 _FORMAT = 2  # version of the cached files; part of their key
 
 
@@ -73,7 +75,8 @@ def _encoded(table: Any, column: str) -> Iterator[tuple[str, bytes]]:
     for number, row in enumerate(table):
         image = row[column] or {}
         data, path = image.get("bytes"), image.get("path")
-        name = f"row {number} of column {column!r}" + (f" ({Path(path).name})" if path else "")
+        file = "" if not path else f" ({path})" if data is None else f" ({Path(path).name})"
+        name = f"row {number} of column {column!r}{file}"
         if data is None and path is None:
             raise InputError(f"{name} has no picture; leave the row out")
         try:

@@ -1,4 +1,4 @@
-"""Tables in local files: csv, jsonl, json, parquet and arrow.
+"""Tables in local files: csv, jsonl, json, parquet, arrow and CoNLL; and in folders.
 
 The cells of a csv file are texts. A whole column of labels or clients may become numbers.
 """
@@ -15,7 +15,8 @@ from typing import Any, Literal
 from ..disk_cache import cache_dir
 from ..errors import InputError, brief, missing_file
 from ..objectives import objective_of
-from .by_user import files_of, rows_by_user, splits_of
+from . import class_folders, conll
+from .by_user import files_of, rows_by_user
 from .columns import TEXT_NAMES, usual_column
 from .config import DataConfig
 from .names import check_names
@@ -28,6 +29,7 @@ FORMATS = {
     ".json": "json",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    **dict.fromkeys((*conll.SUFFIXES, ".txt"), "conll"),
 }
 _BINARY = {  # how files begin that are no text
     b"PK\x03\x04": "an Excel file or a zip archive",
@@ -82,8 +84,8 @@ def message_of(error: BaseException) -> str:
 
 def local_tables(train: str, test: str | None, config: DataConfig) -> tuple[Any, Any | None]:
     """Read the training file and the test file, if there is one, as `local_table` does; columns of
-    numbers in a csv file are numbers in both, or in neither. A folder may hold both, as LEAF's."""
-    if test is None and (splits := splits_of(Path(train).expanduser())):
+    numbers in a csv file are numbers in both, or in neither. A folder may hold both."""
+    if test is None and (splits := _splits_of(Path(train).expanduser(), train)):
         train, test = map(str, splits)
     paths = [train] if test is None else [train, test]
     tables = [local_table(path) for path in paths]
@@ -97,43 +99,64 @@ def local_tables(train: str, test: str | None, config: DataConfig) -> tuple[Any,
 
 def local_table(name: str) -> Any:
     """Read a local file as a ``datasets.Dataset``; a csv file as texts, None where a cell is empty;
-    a folder of JSON by user as one table, of two such folders ``train`` and ``test`` the first.
-    Raises InputError where there is no such file, it has another format, it can't be read or has no
-    rows, or a column's name can't be shown."""
+    a folder of JSON by user, or of pictures by class, as one table, of two such folders ``train``
+    and ``test`` the first. Raises InputError where there is no such file, it has another format,
+    it can't be read or has no rows, or a column's name can't be shown."""
     path = Path(name).expanduser()
-    if splits := splits_of(path):
+    if splits := _splits_of(path, name):
         path = splits[0]
     if files := files_of(path):
         table = rows_by_user(files, name)
+    elif path.is_dir():
+        table = class_folders.picture_table(path, name)
     else:
         _check_file(path, name)
-        table = _csv_table(path, name) if is_csv(name) else _by_datasets(path, name)
+        table = _read(path, name)
     if not len(table):
         raise InputError(f"{name!r} has no rows; give a file with at least one row")
     check_names("column", table.column_names, name)
     return table
 
 
+def _splits_of(path: Path, name: str) -> tuple[Path, Path] | None:
+    """The folders ``train`` and ``test`` of a folder, if both hold JSON files, or pictures."""
+    splits = path / "train", path / "test"
+    if not all(split.is_dir() for split in splits):
+        return None
+    if not all(map(files_of, splits)):
+        if files_of(path):
+            return None
+        class_folders.check_splits(path, name)
+    return splits
+
+
+def _read(path: Path, name: str) -> Any:
+    kind = FORMATS[path.suffix]
+    if kind == "csv":
+        return _csv_table(path, name)
+    return conll.conll_table(path, name) if kind == "conll" else _by_datasets(path, name)
+
+
 def _check_file(path: Path, name: str) -> None:
-    if path.is_dir():
-        raise InputError(
-            f"{name!r} is a folder without JSON files; name a file. Of pictures in folders by "
-            "class, this line of Python makes one: datasets.load_dataset('imagefolder', "
-            f"data_dir={name!r})['train'].to_parquet('pictures.parquet')"
-        )
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}, nor beside an experiment file"
         raise missing_file(name, where)
     if path.suffix not in FORMATS:
-        raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files")
+        raise InputError(f"can't read {name!r}; allowed: {', '.join(FORMATS)} files, and folders")
     if path.stat().st_size == 0:
         raise InputError(f"can't read {name!r}: it is empty; give a file with at least one row")
-    if path.suffix in (".csv", ".jsonl"):
+    if FORMATS[path.suffix] in ("csv", "json", "conll"):
         check_text_file(path, name)
+    if path.suffix == ".txt" and not conll.looks_like_conll(path):
+        raise InputError(
+            f"can't read {name!r}: a txt file is read if its lines are words with their tags, such "
+            "as O and B-PER (CoNLL); write texts into a csv or jsonl file, and other tags into a "
+            ".conll file"
+        )
 
 
 def check_text_file(path: Path, name: str) -> None:
-    """Check that a csv or jsonl file is one, and in UTF-8. Raises InputError where it is a
+    """Check that a csv, jsonl or CoNLL file is one, and in UTF-8. Raises InputError where it is a
     spreadsheet or an archive; it has another encoding."""
     with path.open("rb") as file:
         head = file.read(4)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.images import picture_array
+from ..data.images import PICTURES, picture_array
 from ..data.pixels import opened, pixels
 from ..data.table import Images, Tokens
 from ..data.tokens import encode
@@ -17,8 +17,6 @@ from ..errors import InputError, missing_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 def text_examples(

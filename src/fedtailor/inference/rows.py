@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 
 from ..data.by_user import files_of
+from ..data.class_folders import picture_rows
 from ..data.columns import TEXT_NAMES, of_tables, usual_column
 from ..data.config import DataConfig
+from ..data.conll import looks_like_conll
+from ..data.images import PICTURES
 from ..data.sources import objective_of_data
 from ..data.tables import (
     FORMATS,
@@ -30,7 +33,7 @@ from ..errors import InputError, brief, listed, missing_file, spelt, unknown, wh
 from ..objectives import CausalLM
 from ..objectives.classification import Prediction
 from ..objectives.objective import Objective
-from .examples import PICTURES, picture_paths
+from .examples import picture_paths
 
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(?:\.0*)?\s*")
 
@@ -59,8 +62,8 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
 
     Args:
         source: a file that training reads, with a column of texts or pictures; a txt file with one
-            text a line; a picture, or a folder of pictures; ``-``: stdin, with one text or one JSON
-            object a line, or a csv if ``text`` is given.
+            text a line; a picture, or a folder of pictures, in which folders may name classes;
+            ``-``: stdin, with one text or one JSON object a line, or a csv if ``text`` is given.
         data: names the columns, as in the run.
         images: whether the model reads pictures.
         text: the column of texts, instead of the one that ``data`` names.
@@ -71,10 +74,12 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
     path = Path(source)
     if source != "-" and not path.exists():
         raise missing_file(source)
-    if path.suffix in {*TABLES} - {*_READ_HERE} or (files_of(path) and not images):
+    is_conll = path.suffix == ".txt" and path.is_file() and looks_like_conll(path)
+    is_table = is_conll or path.suffix in {*TABLES} - {*_READ_HERE}
+    if is_table or (files_of(path) and not images):
         return _as_training_reads(source, data, text, images=images)
     if images:
-        return _pictures(path, source)
+        return _pictures(path, source, data)
     if source == "-":
         return _of_stdin(sys.stdin.read(), data, text)
     if path.is_dir() or path.suffix not in TABLES:
@@ -102,9 +107,13 @@ def _as_training_reads(source: str, data: DataConfig, text: str | None, *, image
     return _rows(list(inputs), [dict(zip(plain, row, strict=True)) for row in rows], data)
 
 
-def _pictures(path: Path, source: str) -> Rows:
+def _pictures(path: Path, source: str, data: DataConfig) -> Rows:
     if path.is_dir():
-        return Rows(picture_paths(path))
+        try:
+            table = picture_rows(path, source)
+        except InputError:  # folders do not name classes
+            return Rows(picture_paths(path))
+        return _rows([path / row["file"] for row in table], table, data)
     if path.suffix.lower() in PICTURES:
         return Rows([path])
     raise InputError(
