@@ -37,6 +37,17 @@ ENCODERS: dict[str, Any] = {
         vocab_size=VOCABULARY, dim=WIDTH, n_layers=LAYERS, n_heads=2, hidden_dim=32,
         max_position_embeddings=40,
     ),
+    "electra": transformers.ElectraConfig(**_SHAPE, embedding_size=8),
+    "mpnet": transformers.MPNetConfig(**_SHAPE),
+    "deberta-v2": transformers.DebertaV2Config(  # as DeBERTa-v3 has it
+        **_SHAPE, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8,
+        share_att_key=True, norm_rel_ebd="layer_norm", position_biased_input=False,
+        type_vocab_size=0,
+    ),
+    "modernbert": transformers.ModernBertConfig(
+        **_SHAPE, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        local_attention=4, global_attn_every_n_layers=2, classifier_pooling="mean",
+    ),
 }  # fmt: skip
 DECODERS: dict[str, Any] = {
     "gpt2": transformers.GPT2Config(
@@ -51,10 +62,53 @@ DECODERS: dict[str, Any] = {
     ),
     "qwen3": transformers.Qwen3Config(**_DECODER),
 }  # fmt: skip
+_PLAIN = {name: value for name, value in _DECODER.items() if name != "head_dim"}
+ROTARY: dict[str, Any] = {  # they get transformers' own mask
+    "gemma": transformers.GemmaConfig(**_DECODER),
+    "gemma2": transformers.Gemma2Config(**_DECODER, sliding_window=4),
+    "gemma3_text": transformers.Gemma3TextConfig(
+        **_DECODER, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "phi": transformers.PhiConfig(**_PLAIN),
+    "phi3": transformers.Phi3Config(**_PLAIN, sliding_window=4),
+    "olmo": transformers.OlmoConfig(**_PLAIN),
+    "olmo2": transformers.Olmo2Config(**_PLAIN),
+    "falcon": transformers.FalconConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    ),
+}  # fmt: skip
 VIT = transformers.ViTConfig(
     hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=32,
     image_size=16, patch_size=8,
 )  # fmt: skip
+
+PICTURES: dict[str, Any] = {
+    "vit": VIT,
+    "dinov2": transformers.Dinov2Config(
+        hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=2, image_size=16,
+        patch_size=8,
+    ),
+    "swin": transformers.SwinConfig(
+        embed_dim=8, depths=[2, 1], num_heads=[1, 2], window_size=4, image_size=16, patch_size=2
+    ),
+    "convnext": transformers.ConvNextConfig(
+        num_stages=2, hidden_sizes=[4, 8], depths=[2, 1], image_size=16
+    ),
+    "convnextv2": transformers.ConvNextV2Config(
+        num_stages=2, hidden_sizes=[4, 8], depths=[2, 1], image_size=16
+    ),
+}  # fmt: skip
+GENERATORS: dict[str, Any] = {  # an encoder and a decoder
+    "t5": transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=32, num_layers=LAYERS, num_heads=2
+    ),
+    "bart": transformers.BartConfig(
+        vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=LAYERS,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_ffn_dim=32, max_position_embeddings=40,
+    ),
+}  # fmt: skip
 
 
 def save(folder: Path, config: Any, auto: str, seed: int = 5) -> Path:
@@ -95,7 +149,7 @@ def three_classes(config: Any) -> Any:
 
 
 def tiny_backbone(tmp_path: Path, name: str, kind: Any, pooling: Any, **fields: Any) -> Backbone:
-    config = three_classes({**ENCODERS, **DECODERS}[name])
+    config = three_classes({**ENCODERS, **DECODERS, **ROTARY}[name])
     auto = CAUSAL if kind == "causal-lm" else "AutoModel" if pooling == "mean" else SEQUENCE
     folder = save(tmp_path / name, config, auto)
     return load(ModelConfig(str(folder), pooling=pooling, **fields), kind, 3, seed=1)

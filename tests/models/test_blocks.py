@@ -12,40 +12,64 @@ from fedtailor.errors import InputError
 from fedtailor.layers.parts import require_blocks
 from fedtailor.models import PROJECTIONS, find_blocks, find_head, linearise
 from fedtailor.task.backbone import Backbone
-from tests.models.small import DECODERS, ENCODERS, VIT
+from tests.models.small import DECODERS, ENCODERS, GENERATORS, IMAGE, PICTURES, ROTARY, SEQUENCE
 
-LLAMA = "model.layers.{}.self_attn.o_proj", "model.layers.{}.mlp.down_proj"
-BERT = "encoder.layer.{}.attention.output.dense", "encoder.layer.{}.output.dense"
-EXPECTED = {
-    "bert": ("bert." + BERT[0], "bert." + BERT[1]),
-    "roberta": ("roberta." + BERT[0], "roberta." + BERT[1]),
-    "xlm-roberta": ("roberta." + BERT[0], "roberta." + BERT[1]),
-    "distilbert": (
-        "distilbert.transformer.layer.{}.attention.out_lin",
-        "distilbert.transformer.layer.{}.ffn.lin2",
-    ),
-    "gpt2": ("transformer.h.{}.attn.c_proj", "transformer.h.{}.mlp.c_proj"),
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": LLAMA,
-    "qwen3": LLAMA,
-    "vit": ("vit.layers.{}.attention.o_proj", "vit.layers.{}.mlp.fc2"),
+BERT = "{}.attention.output.dense", "{}.output.dense"
+LLAMA = "{}.self_attn.o_proj", "{}.mlp.down_proj"
+CONVNEXT = "{}.pwconv1", "{}.pwconv2"
+EXPECTED = {  # the list of the blocks, and the projections of each
+    "bert": ("bert.encoder.layer", BERT),
+    "roberta": ("roberta.encoder.layer", BERT),
+    "xlm-roberta": ("roberta.encoder.layer", BERT),
+    "electra": ("electra.encoder.layer", BERT),
+    "deberta-v2": ("deberta.encoder.layer", BERT),
+    "mpnet": ("mpnet.encoder.layer", ("{}.attention.attn.o", "{}.output.dense")),
+    "distilbert": ("distilbert.transformer.layer", ("{}.attention.out_lin", "{}.ffn.lin2")),
+    "modernbert": ("model.layers", ("{}.attn.Wo", "{}.mlp.Wo")),
+    "gpt2": ("transformer.h", ("{}.attn.c_proj", "{}.mlp.c_proj")),
+    "llama": ("model.layers", LLAMA),
+    "mistral": ("model.layers", LLAMA),
+    "qwen2": ("model.layers", LLAMA),
+    "qwen3": ("model.layers", LLAMA),
+    "gemma": ("model.layers", LLAMA),
+    "gemma2": ("model.layers", LLAMA),
+    "gemma3_text": ("model.layers", LLAMA),
+    "phi": ("model.layers", ("{}.self_attn.dense", "{}.mlp.fc2")),
+    "phi3": ("model.layers", LLAMA),
+    "olmo": ("model.layers", LLAMA),
+    "olmo2": ("model.layers", LLAMA),
+    "falcon": ("transformer.h", ("{}.self_attention.dense", "{}.mlp.dense_4h_to_h")),
+    "vit": ("vit.layers", ("{}.attention.o_proj", "{}.mlp.fc2")),
+    "dinov2": ("dinov2.encoder.layer", ("{}.attention.o_proj", "{}.mlp.fc2")),
+    "swin": ("swin.encoder.layers", ("{}.attention.o_proj", "{}.mlp.fc2")),
+    "convnext": ("convnext.encoder.stages", CONVNEXT),
+    "convnextv2": ("convnextv2.encoder.stages", CONVNEXT),
 }
-HEADS = {"distilbert": ("classifier", "pre_classifier")} | dict.fromkeys(DECODERS, ("score",))
+NUMBERS = dict.fromkeys(EXPECTED, ("0", "1")) | {
+    "swin": ("0.blocks.0", "0.blocks.1", "1.blocks.0"),
+    "convnext": ("0.layers.0", "0.layers.1", "1.layers.0"),
+    "convnextv2": ("0.layers.0", "0.layers.1", "1.layers.0"),
+}
+HEADS = dict.fromkeys((*DECODERS, *ROTARY), ("score",)) | {
+    "distilbert": ("classifier", "pre_classifier"),
+    "modernbert": ("classifier", "head"),
+}
 
 
 def build(name: str) -> nn.Module:
-    if name == "vit":
-        return transformers.ViTForImageClassification(VIT)
-    config = {**ENCODERS, **DECODERS}[name]
-    model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
+    config = {**ENCODERS, **DECODERS, **ROTARY, **PICTURES}[name]
+    auto = getattr(transformers, IMAGE if name in PICTURES else SEQUENCE)
+    model: nn.Module = auto.from_config(config)
     return model
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_blocks_and_heads_of_every_architecture(name: str) -> None:
     model = linearise(build(name))
-    blocks = tuple(tuple(path.format(i) for path in EXPECTED[name]) for i in range(2))
+    below, ends = EXPECTED[name]
+    blocks = tuple(
+        tuple(end.format(f"{below}.{number}") for end in ends) for number in NUMBERS[name]
+    )
     assert find_blocks(model) == blocks
     assert find_head(model) == HEADS.get(name, ("classifier",))
     wrapped = nn.ModuleDict({"encoder": model})
@@ -54,8 +78,37 @@ def test_blocks_and_heads_of_every_architecture(name: str) -> None:
         assert all(isinstance(model.get_submodule(path), nn.Linear) for path in block)
 
 
+@pytest.mark.parametrize(
+    ("name", "encoder", "decoder"),
+    [
+        (
+            "t5",
+            ("block.{}.layer.0.SelfAttention.o", "block.{}.layer.1.DenseReluDense.wo"),
+            ("block.{}.layer.0.SelfAttention.o", "block.{}.layer.2.DenseReluDense.wo"),
+        ),
+        (
+            "bart",
+            ("layers.{}.self_attn.out_proj", "layers.{}.fc2"),
+            ("layers.{}.self_attn.out_proj", "layers.{}.fc2"),
+        ),
+    ],
+)
+def test_encoder_and_decoder_both_have_blocks(
+    name: str, encoder: tuple[str, str], decoder: tuple[str, str]
+) -> None:
+    both = (("encoder", encoder), ("decoder", decoder))
+    blocks = tuple(
+        tuple(f"{side}.{end.format(number)}" for end in ends)
+        for side, ends in both
+        for number in (0, 1)
+    )
+    assert find_blocks(transformers.AutoModel.from_config(GENERATORS[name])) == blocks
+    model = getattr(transformers, SEQUENCE).from_config(GENERATORS[name])
+    assert find_head(model) == ("classification_head",)
+
+
 def test_every_known_type_is_tested() -> None:
-    assert set(PROJECTIONS) == set(EXPECTED)
+    assert set(PROJECTIONS) == {*EXPECTED, *GENERATORS}
 
 
 def test_a_language_model_has_no_head_of_its_own() -> None:
@@ -101,6 +154,16 @@ def test_patterns_that_match_nothing_are_told_with_what_there_is() -> None:
         find_blocks(tower(), ["*.a", "*.n"])
     with pytest.raises(InputError, match=r"model.head 'roof' matches nothing"):
         find_head(tower(), ["roof"])
+
+
+def test_a_large_models_candidates_fit_a_line_the_outermost_first() -> None:
+    model = transformers.BertForSequenceClassification(ENCODERS["bert"])
+    with pytest.raises(InputError) as error:
+        find_head(model, ["roof"])
+    assert "candidates: bert, classifier, bert.embeddings, bert.encoder, " in str(error.value)
+    assert "bert.encoder.layer.*, " in str(error.value)
+    assert str(error.value).endswith(", and 5 more")
+    assert len(str(error.value)) < 900
 
 
 def test_a_model_without_known_blocks_is_told_what_could_be_named() -> None:

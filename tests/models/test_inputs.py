@@ -61,6 +61,14 @@ def test_positions_of_roberta_count_on_from_the_padding_index() -> None:
     assert inputs["real"] is TEXTS["attention_mask"]
 
 
+def test_deberta_limits_the_length_where_it_learns_positions() -> None:
+    for learned, longest in ((True, 40), (False, None)):
+        config = SimpleNamespace(
+            model_type="deberta-v2", max_position_embeddings=40, position_biased_input=learned
+        )
+        assert TextInputs.of("tiny", config, pooled=False).max_length == longest
+
+
 def test_an_unknown_architecture_gets_the_mask_of_real_tokens() -> None:
     inputs = TextInputs("tiny", "other")(TEXTS)
     assert inputs["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]

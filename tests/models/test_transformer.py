@@ -16,7 +16,9 @@ from fedtailor.models import load_model as load
 from fedtailor.models.packages import quiet
 from tests.models.small import (
     ENCODERS,
+    GENERATORS,
     IMAGE,
+    PICTURES,
     VIT,
     VOCABULARY,
     call,
@@ -27,8 +29,10 @@ from tests.models.small import (
 )
 
 
-def test_pictures_are_scaled_as_the_processor_says(tmp_path: Path) -> None:
-    folder = save(tmp_path, three_classes(VIT), IMAGE)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, by Swin's pooling
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_scaled_as_the_processor_says(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, three_classes(PICTURES[name]), IMAGE)
     backbone = load(ModelConfig(str(folder)), "classification", 3, seed=0, modality="image")
     assert backbone.head == ("classifier",)
     assert backbone.tokenizer is None
@@ -41,7 +45,8 @@ def test_pictures_are_scaled_as_the_processor_says(tmp_path: Path) -> None:
     torch.testing.assert_close(
         call(backbone, {"pixel_values": pixels[0]}), expected, atol=1e-5, rtol=1e-4
     )
-    state = {"classifier.weight": backbone.model.get_parameter("classifier.weight").detach()}
+    names = ["classifier.weight", f"{backbone.blocks[0][1]}.weight"]
+    state = {name: backbone.model.get_parameter(name).detach() for name in names}
     check_vmap(backbone, state, {"pixel_values": pixels})
 
 
@@ -65,7 +70,7 @@ def test_a_convolutional_network_takes_another_size_as_it_is(tmp_path: Path) -> 
     batch = {"pixel_values": torch.rand(2, 1, 8, 8)}
     assert backbone.prepare(batch).keys() == {"pixel_values"}
     assert call(backbone, batch).shape == (2, 3)
-    assert (backbone.head, backbone.blocks) == (("classifier",), ())
+    assert backbone.head == ("classifier",)
 
 
 def test_a_new_head_has_small_weights_and_no_bias(tmp_path: Path) -> None:
@@ -111,6 +116,14 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     vit = save(tmp_path / "vit", VIT, IMAGE)
     (vit / "preprocessor_config.json").unlink()
     assert "preprocessor_config.json" in message(vit, modality="image")
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_classifier_on_an_encoder_decoder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, GENERATORS[name], "AutoModel")
+    for pooling in ("native", "mean"):
+        with pytest.raises(InputError, match=rf"is a {name}, an encoder and a decoder, .* BERT"):
+            load(ModelConfig(str(folder), pooling=pooling), "classification", 3, seed=0)
 
 
 def test_weights_that_are_not_there_are_an_error(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, listed
 from ..task.backbone import Backbone
 from ..task.task import Task
 
@@ -47,10 +49,9 @@ def train_layers(backbone: Backbone, patterns: Sequence[str]) -> nn.Module:
     ]
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in owners):
-            listed = ", ".join(path for unit in units(model) for path in unit)
             raise InputError(
                 f"layers {pattern!r} names no layer of model {backbone.name!r}; "
-                f"its layers, from the input up: {listed}"
+                f"its layers, from the input up: {patterns_of(chain(*units(model)))}"
             )
     chosen = [path for path in owners if any(fnmatchcase(path, p) for p in patterns)]
     return train_only(model, lambda name: name.startswith(tuple(f"{path}." for path in chosen)))
@@ -100,10 +101,11 @@ def require_blocks(backbone: Backbone) -> tuple[tuple[str, ...], ...]:
     the message lists the linear layers."""
     if backbone.blocks:
         return backbone.blocks
-    listed = ", ".join(candidates(backbone.model))
+    linear = [p for p, module in backbone.model.named_modules() if isinstance(module, nn.Linear)]
+    candidates = patterns_of(linear) or "none, it has no nn.Linear"
     raise InputError(
         f"model {backbone.name!r} has no recognised transformer blocks; name the projections to "
-        f"adapt in model.targets, as patterns; candidates: {listed or 'none, it has no nn.Linear'}"
+        f"adapt in model.targets, as patterns; candidates: {candidates}"
     )
 
 
@@ -112,16 +114,14 @@ def projections(backbone: Backbone) -> list[str]:
     return [path for block in backbone.blocks for path in block]
 
 
-def candidates(model: nn.Module) -> list[str]:
-    """The paths of the linear layers, numbers replaced by ``*``, each once.
+def patterns_of(paths: Iterable[str]) -> str:
+    """List module paths for a message: numbers inside them replaced by ``*``, each once, not all if
+    they are many.
 
-    >>> candidates(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
-    ['*']
+    >>> patterns_of(["layer.0.key", "layer.1.key", "head"])
+    'layer.*.key, head'
     """
-    paths = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return list(
-        dict.fromkeys(".".join("*" if p.isdigit() else p for p in n.split(".")) for n in paths)
-    )
+    return listed(list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", path) for path in paths)))
 
 
 def matching(task: Task, patterns: Sequence[str] | None) -> Callable[[str], bool]:
@@ -143,9 +143,9 @@ def _matching(task: Task, patterns: tuple[str, ...] | None) -> Callable[[str], b
     paths = tuple(path for path, _ in task.model.named_modules() if path)
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            listed = ", ".join(path for unit in units(task.model) for path in unit)
+            parts = patterns_of(chain(*units(task.model)))
             raise InputError(
-                f"{pattern!r} names no part of model {task.backbone.name!r}; its parts: {listed}"
+                f"{pattern!r} names no part of model {task.backbone.name!r}; its parts: {parts}"
             )
     if not patterns and not task.backbone.head:
         raise InputError(

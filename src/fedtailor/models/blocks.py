@@ -13,27 +13,47 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import InputError
-from ..layers.parts import candidates
+from ..layers.parts import patterns_of
 from ..task.surgery import replace
 
 _BERT = ("layer.#.attention.output.dense", "layer.#.output.dense")
 _LLAMA = ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")
+_CONVNEXT = ("layers.#.pwconv1", "layers.#.pwconv2")
 
 PROJECTIONS: dict[str, tuple[str, str]] = {
     "bert": _BERT,
     "roberta": _BERT,
     "xlm-roberta": _BERT,
+    "electra": _BERT,
+    "deberta-v2": _BERT,
+    "mpnet": ("layer.#.attention.attn.o", "layer.#.output.dense"),
     "distilbert": ("layer.#.attention.out_lin", "layer.#.ffn.lin2"),
-    "vit": ("layers.#.attention.o_proj", "layers.#.mlp.fc2"),
+    "modernbert": ("layers.#.attn.Wo", "layers.#.mlp.Wo"),
+    "t5": ("block.#.layer.#.SelfAttention.o", "block.#.layer.#.DenseReluDense.wo"),
+    "bart": ("layers.#.self_attn.out_proj", "layers.#.fc2"),
     "gpt2": ("h.#.attn.c_proj", "h.#.mlp.c_proj"),
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "gemma": _LLAMA,
+    "gemma2": _LLAMA,
+    "gemma3_text": _LLAMA,
+    "phi": ("layers.#.self_attn.dense", "layers.#.mlp.fc2"),
+    "phi3": _LLAMA,
+    "olmo": _LLAMA,
+    "olmo2": _LLAMA,
+    "falcon": ("h.#.self_attention.dense", "h.#.mlp.dense_4h_to_h"),
+    "vit": ("layers.#.attention.o_proj", "layers.#.mlp.fc2"),
+    "dinov2": ("layer.#.attention.o_proj", "layer.#.mlp.fc2"),
+    "swin": ("blocks.#.attention.o_proj", "blocks.#.mlp.fc2"),
+    "convnext": _CONVNEXT,
+    "convnextv2": _CONVNEXT,
 }
-"""For each model type, how the paths of a block's attention output and feed-forward output end."""
+"""For each model type, how the paths of a block's attention output and feed-forward output end; the
+first number is the block's. ConvNeXt has no attention: these are its two pointwise layers."""
 
-_HEADS = ("classifier", "pre_classifier", "score", "head", "fc", "_fc")
+_HEADS = ("classifier", "pre_classifier", "classification_head", "score", "head", "fc", "_fc")
 
 
 def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
@@ -53,11 +73,14 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
     """
     if targets:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        return _group(_match(model, linear, targets, "targets"))
+        return _group(_match(linear, targets, "targets"))
     ends = PROJECTIONS.get(model_type(model), ())
-    known = [re.compile(r"(.+\.)?" + re.escape(end).replace(r"\#", r"\d+")) for end in ends]
-    paths = (name for name, _ in model.named_modules())
-    return _group(path for path in paths if any(end.fullmatch(path) for end in known))
+    known = [_pattern(end) for end in ends]
+    blocks: dict[str, list[str]] = {}
+    for path, _ in model.named_modules():
+        for match in filter(None, (end.fullmatch(path) for end in known)):
+            blocks.setdefault(match[1], []).append(path)
+    return tuple(map(tuple, blocks.values()))
 
 
 def find_head(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ...]:
@@ -77,7 +100,7 @@ def find_head(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ...]
     """
     owners = [name for name, module in model.named_modules() if name and any_parameter(module)]
     if patterns:
-        paths = _match(model, owners, patterns, "head")
+        paths = _match(owners, patterns, "head")
         return tuple(p for p in paths if not any(p.startswith(f"{q}.") for q in paths))
     return tuple(name for name in _HEADS if name in owners)
 
@@ -112,15 +135,20 @@ def model_type(model: nn.Module) -> str:
     return next((str(c.model_type) for c in configs if c and hasattr(c, "model_type")), "")
 
 
-def _match(
-    model: nn.Module, paths: Sequence[str], patterns: Sequence[str], field: str
-) -> list[str]:
+def _pattern(end: str) -> re.Pattern[str]:
+    """What matches a whole path that ends so; its group is the block."""
+    name, rest = end.split(".#.", 1)
+    return re.compile(rf"((?:.+\.)?{name}\.\d+)\." + re.escape(rest).replace(r"\#", r"\d+"))
+
+
+def _match(paths: Sequence[str], patterns: Sequence[str], field: str) -> list[str]:
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            listed = ", ".join(candidates(model) if field == "targets" else dict.fromkeys(paths))
+            if field == "head":
+                paths = sorted(paths, key=lambda path: path.count("."))  # the outermost first
             raise InputError(
                 f"model.{field} {pattern!r} matches nothing in the model; "
-                f"candidates: {listed or 'none'}"
+                f"candidates: {patterns_of(paths) or 'none'}"
             )
     return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
 

@@ -21,11 +21,11 @@ from ..params import Batch
 
 Prepare = Callable[[Batch], dict[str, Any]]
 
-ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "distilbert"})
+ENCODERS = frozenset({"bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet"})
 DECODERS = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 
-_OFFSET = frozenset({"roberta", "xlm-roberta"})  # positions count on from the padding index
-_TYPED = frozenset({"bert", "roberta", "xlm-roberta"})  # token types
+_OFFSET = frozenset({"roberta", "xlm-roberta", "mpnet"})  # positions start after the padding index
+_TYPED = frozenset({"bert", "roberta", "xlm-roberta", "electra"})  # token types
 _LEARNED = frozenset({*ENCODERS, "gpt2"})  # a learned vector a position limits the length
 _HIDDEN = -1e9  # finite also in bfloat16: a row with nothing to attend to stays finite
 
@@ -52,7 +52,7 @@ class TextInputs:
         kind = config.model_type
         padding_idx = config.pad_token_id if kind in _OFFSET else 0
         max_length = None
-        if kind in _LEARNED:
+        if kind in _LEARNED or getattr(config, "position_biased_input", False):  # DeBERTa-v2
             max_length = config.max_position_embeddings - (
                 padding_idx + 1 if kind in _OFFSET else 0
             )
@@ -78,8 +78,8 @@ class TextInputs:
             inputs["attention_mask"] = self._causal(real)
         elif self.model_type in ENCODERS:
             inputs["attention_mask"] = (1.0 - real[:, None, None].float()) * _HIDDEN
-        else:
-            inputs["attention_mask"] = real.long()
+        else:  # an empty text sees a token: a mean over none is undefined
+            inputs["attention_mask"] = F.pad(real[:, 1:], (1, 0), value=1.0).long()
         if self.model_type in _OFFSET:
             count = real.long()
             inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx
@@ -96,6 +96,19 @@ class TextInputs:
             return full
         sliding = (1.0 - visible * (distance < self.window)) * _HIDDEN
         return {"full_attention": full, "sliding_attention": sliding} if self.by_layer else sliding
+
+
+def both_masks(encoder: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Make the masks of ModernBERT's full and sliding layers of that of the real tokens, which its
+    classifier needs, too; a forward pre-hook."""
+    real = inputs["attention_mask"]
+    positions = torch.arange(real.shape[1], device=real.device)
+    config: Any = encoder.config
+    near = (positions[:, None] - positions).abs() <= config.sliding_window
+    visible = real[:, None, None].float()  # [b, 1, 1, L]
+    full, sliding = (1.0 - visible) * _HIDDEN, (1.0 - visible * near) * _HIDDEN
+    masks = {"full_attention": full, "sliding_attention": sliding}
+    return args, {**inputs, "attention_mask": masks}
 
 
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor | float:

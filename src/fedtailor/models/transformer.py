@@ -21,7 +21,7 @@ from ..objectives import CausalLM
 from ..objectives.objective import Objective
 from .blocks import find_head, linearise
 from .config import ModelConfig
-from .inputs import ENCODERS, ImageInputs, Prepare, TextInputs
+from .inputs import ENCODERS, ImageInputs, Prepare, TextInputs, both_masks
 from .packages import BUILTIN, Modality, new_head
 from .pooled import Pooled
 from .source import origin, transformers_config
@@ -50,6 +50,9 @@ def build_transformer(
         hf.num_labels = outputs
     if modality == "text":
         model, new = _text_model(config, source, hf, objective)
+        if hf.model_type == "modernbert":
+            encoder: Any = model.encoder if isinstance(model, Pooled) else model.base_model
+            encoder.register_forward_pre_hook(both_masks, with_kwargs=True)
         return model, TextInputs.of(config.name, hf, pooled=isinstance(model, Pooled)), new
     images = _image_inputs(config, source, hf)
     model, new = _load_weights(config, source, hf, objective.auto_classes[modality])
@@ -71,6 +74,11 @@ def _text_model(
 ) -> tuple[nn.Module, frozenset[str]]:
     """Build a language model, an encoder with our head, a decoder with its ``score``, or one of
     transformers' own classifiers; return it with the names of its new parameters."""
+    if getattr(hf, "is_encoder_decoder", False) and objective.num_outputs(0) is not None:
+        raise InputError(
+            f"model {config.name!r} is a {hf.model_type}, an encoder and a decoder, which writes "
+            f"texts; {objective.name!r} needs an encoder such as BERT or a decoder such as Llama"
+        )
     builtin = BUILTIN.get(config.name)
     pooling = config.pooling or ("native" if builtin is None else builtin.pooling)
     if objective.num_outputs(0) is None or pooling == "native":
