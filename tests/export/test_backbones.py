@@ -18,7 +18,17 @@ from fedtailor.params import Batch, Params
 from fedtailor.random import key
 from fedtailor.task.task import Task
 from tests.export.apart import logits_of
-from tests.models.small import CAUSAL, DECODERS, ENCODERS, IMAGE, SEQUENCE, VIT, save, three_classes
+from tests.models.small import (
+    CAUSAL,
+    DECODERS,
+    ENCODERS,
+    IMAGE,
+    PICTURES,
+    SEQUENCE,
+    VIT,
+    save,
+    three_classes,
+)
 from tests.models.small import texts as ragged
 
 CLASSES = ["a", "b", "c"]
@@ -77,6 +87,10 @@ def bases(folder: Path) -> dict[str, Base]:
         "vit, larger": Base(
             saved("vit", VIT, IMAGE) | {"image_size": 24}, ("full", "lora"), modality=picture
         ),
+        "swin": Base(
+            saved("swin", PICTURES["swin"], IMAGE), ("full", "lora", "feddpa"), modality=picture
+        ),
+        "modernbert": Base(saved("modernbert", ENCODERS["modernbert"], SEQUENCE), ("full", "lora")),
         "resnet9": Base(
             {"name": "resnet9", "width": 0.1, "targets": ("*",)},
             (*some, "heterofl", "fedsq-structural"), modality=picture,
@@ -159,6 +173,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, by Swin's pooling
 def test_logits_are_ours(pairs: dict[str, Pair]) -> None:
     wrong = {
         name: float((pair.exported - pair.ours).abs().max())

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import fedtailor as ft
 from fedtailor.engine.executors.vectorised import AdaptiveChunk, Vectorised
 from fedtailor.engine.executors.work import ClientInputs, ClientRequest, ClientWork, Executor
 from fedtailor.optim import ClientContext
 from fedtailor.params import Params
+from tests.small import digits_federation
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,31 @@ def test_more_at_once_as_long_as_that_is_faster(
         growing.ran(growing.size, pace)
     assert growing.settled == (found is not None)
     assert growing.size == (found or 128)
+
+
+class LooksAtValues(nn.Module):
+    """A network whose forward depends on the values of its input, as some models' masks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = pixel_values.flatten(1)
+        return self.head(x if x.sum() > 0 else -x)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_vmap_cannot_follow_runs_one_client_after_the_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    servers = []
+    for executor in ("sequential", "vectorised"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            task = ft.Task(ft.from_module(LooksAtValues()))
+        plan = ft.Plan(2, engine=ft.EngineConfig(executor))  # type: ignore[arg-type]
+        *_, done = ft.rounds(ft.FedAvg(), task, digits_federation(), plan)
+        servers.append(done.server)
+        assert done.executor == "sequential"
+    assert all(value.equal(servers[1][name]) for name, value in servers[0].items())
+    assert capsys.readouterr().err.count("clients run one after the other, since torch.func") == 1

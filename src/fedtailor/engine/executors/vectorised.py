@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
@@ -13,10 +15,14 @@ from typing import Any
 import torch
 
 from ...data.federation import pad_and_stack
+from ...errors import brief
 from ...optim import ClientContext
 from ...params import Params, same_tensors, stack
 from ...torch_private import map_leaves
 from .work import AnyItem, ClientInputs, ClientWork, Executor, Work
+
+# how PyTorch's messages begin about code that looks at values, or makes tensors of their number
+_OF_VALUES = ("vmap: It looks like you're", "vmap: We do not support batching operators")
 
 
 @dataclass
@@ -48,18 +54,23 @@ class AdaptiveChunk:
 class Vectorised(Executor):
     """Clients' work under ``torch.func.vmap``, ``clients_per_step`` at once where their states have
     the same shapes; any other work one item after the other. ``clients_per_step`` may grow, by
-    itself for each work; then clients that don't fit into memory together are run in halves."""
+    itself for each work; then clients that don't fit into memory together are run in halves. Where
+    vmap can't follow the model's code, clients run one after the other, and a line on stderr says
+    so."""
 
     def __init__(self, works: Mapping[str, Work], clients_per_step: int | AdaptiveChunk) -> None:
         self._works = works
         self._fixed = isinstance(clients_per_step, int)
         if isinstance(clients_per_step, int):
             clients_per_step = AdaptiveChunk(clients_per_step, settled=True)
+        self._alone = False  # the model's code can't run under vmap
         self._sizes = {name: replace(clients_per_step) for name in works}
 
     @property
     def name(self) -> str:
         """With the number of clients, where that is being found out."""
+        if self._alone:
+            return "sequential"
         return "vectorised" if self._fixed else f"vectorised-{self.concurrency}"
 
     @property
@@ -88,13 +99,30 @@ class Vectorised(Executor):
         chunk: Sequence[tuple[Any, ClientInputs]],
         concurrency: AdaptiveChunk,
     ) -> Iterator[tuple[Any, Any]]:
+        if self._alone:
+            for request, inputs in chunk:
+                yield request, work.complete(request, inputs)
+            return
         outcomes, start = None, time.process_time()
         try:
             outcomes = _vectorised(work, [inputs for _, inputs in chunk])
         except torch.OutOfMemoryError:
             if self._fixed or len(chunk) == 1:
                 raise
+        except RuntimeError as error:
+            if not _is_of_the_model(error):
+                raise
+            self._alone = True
+            print(
+                "fedtailor: clients run one after the other, since torch.func.vmap can't follow "
+                f"the model's code: {brief(str(error))}",
+                file=sys.stderr,
+                flush=True,
+            )
         if outcomes is None:  # what was allocated is free only after the error's own frames
+            if self._alone:
+                yield from self._together(work, chunk, concurrency)
+                return
             torch.cuda.empty_cache()
             concurrency.failed(len(chunk))
             for part in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
@@ -104,6 +132,12 @@ class Vectorised(Executor):
         for index, (request, inputs) in enumerate(chunk):
             outcome = map_leaves(itemgetter(index), outcomes)
             yield request, work.finish(request, inputs, outcome, inputs.cpu_seconds + cpu_seconds)
+
+
+def _is_of_the_model(error: RuntimeError) -> bool:
+    """Whether a module's forward looks at values, which vmap can't follow."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return str(error).startswith(_OF_VALUES) and any(f.name == "_call_impl" for f in frames)
 
 
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:

@@ -58,7 +58,8 @@ class Model(Base):
         if self.w is None:
             return y
         (x,) = inputs
-        w = self.w.view(-1, *[1] * (x.dim() - 1))
+        w = self.w.repeat_interleave(len(x) // len(self.w))  # a picture may have several windows
+        w = w.view(-1, *[1] * (x.dim() - 1))
         shared = F.linear(F.linear(x, lora["shared_A"]), lora["shared_B"])
         local = F.linear(F.linear(x, lora["local_A"]), lora["local_B"])
         return y + (1 - w) * shared + w * local
