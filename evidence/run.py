@@ -84,6 +84,7 @@ LATER: Mapping[str, Any] = {
     "rotations": 1, "shuffled": 0.0, "gate": None, "max_share": None, "revision": None,
     "buffer": None, "above_norm": "refuse", "max_norm": None, "norm_factor": 1000.0,
     "norm_quantile": 0.5, "target": 0, "poisoned": 0.5, "scale": [],
+    "text_pair": None,
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}

@@ -95,6 +95,7 @@ def test_without_a_client_column_rows_are_divided_at_random(
         "label": "outcome",
         "client": None,
         "task": "classification",
+        "pair": None,
     }
     split = load(Path("mine.toml")).split
     assert (split.scheme, split.clients) == ("dirichlet", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +17,7 @@ from tests.data.labels import encode_labels
 
 ONE = ["the food was cold and late", "what a lovely day it is", "one more text to be read"]
 TWO = ["another text with many words", "some more words to read", "nothing to say but much"]
-PAIR, SEVERAL, NUMBERS, LISTS = "pair of texts", "multi-label", "regression", "lists or objects"
+SEVERAL, NUMBERS, LISTS = "multi-label", "regression", "lists or objects"
 
 
 def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[str]:
@@ -42,11 +43,6 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"premise": ONE, "hypothesis": TWO, "label": [0, 1]}, PAIR),
-        ({"question": ONE, "sentence": TWO, "label": [0, 1]}, PAIR),
-        ({"sentence1": ONE, "sentence2": TWO, "label": [0, 1]}, PAIR),
-        ({"text_a": ONE, "text_b": TWO, "label": [0, 1]}, PAIR),
-        ({"context": ONE, "question": TWO, "answers": [{"text": ["a"]}]}, PAIR),
         ({"text": ONE, "late": [0, 1], "rude": [1, 0]}, SEVERAL),
         ({"text": ONE, "late": ["yes", "no"], "rude": [True, False]}, SEVERAL),
         ({"text": ONE, "label": [["a"], ["a", "b"]]}, LISTS),
@@ -60,6 +56,28 @@ def test_a_kind_of_task_that_does_not_exist_is_told_by_name(
     for told in outcomes(columns, tmp_path):
         assert message in told
         assert "does not exist yet" in told
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("premise", "hypothesis"),
+        ("question", "sentence"),
+        ("sentence1", "sentence2"),
+        ("text_a", "text_b"),
+    ],
+)
+def test_two_columns_that_are_called_like_a_pair_are_one(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    table = {names[1]: TWO, names[0]: ONE, "label": [0, 1]}
+    assert outcomes(table, tmp_path) == ["label", "('0', '1')", "('0', '1')"]
+    file, frame = str(tmp_path / "table.jsonl"), pd.DataFrame({k: v[:2] for k, v in table.items()})
+    roles = survey(file).roles(None, None, None)
+    assert (roles.source, roles.pair) == names
+    for columns in (read_columns(DataConfig(path=file)), Data.from_pandas(frame).columns):
+        assert columns is not None
+        assert columns.read(np.arange(1)) == [(ONE[0], TWO[0])]
 
 
 def test_tags_of_words_are_told_by_name(tmp_path: Path) -> None:

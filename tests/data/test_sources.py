@@ -169,8 +169,8 @@ def test_missing_columns(settings, message, stories, tokenizer, tmp_path):
     ("names", "message"),
     [
         (
-            {"text": "x", "label": "y"},
-            "no column has a usual name for data.text; name it; columns: x",
+            {"text": "x"},
+            "no column has a usual name for data.text; name it; columns: x, label",
         ),
         (
             {"label": "y"},

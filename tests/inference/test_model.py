@@ -21,6 +21,7 @@ from fedtailor.inference.model import (
     load_model,
     predict_by_client,
 )
+from fedtailor.objectives import DEFAULT
 from fedtailor.runs.experiment import parse
 from tests.flower.test_sites import CLASSES, bert, news, write
 from tests.inference.conftest import FEDERATION, NEW
@@ -187,11 +188,11 @@ def test_pictures_of_any_kind_become_the_runs(tmp_path: Path) -> None:
 def test_inputs_of_another_kind_are_refused(of_pictures: PersonalModel) -> None:
     with pytest.raises(InputError, match=r"an input is a int; this model reads pictures"):
         of_pictures.predict([3])
-    with pytest.raises(InputError, match=r"input 1 is a int; this model reads texts"):
-        text_examples(["a", 3], None, 8, prompts=False)
+    with pytest.raises(InputError, match=r"an input is a int; this model reads texts"):
+        text_examples(["a", 3], None, 8, DEFAULT, are_pairs=False)
     with pytest.raises(InputError, match="has no tokenizer"):
-        text_examples(["a"], None, 8, prompts=False)
+        text_examples(["a"], None, 8, DEFAULT, are_pairs=False)
     tokens = Tokens(np.arange(3), np.array([0, 1, 3]))
-    assert text_examples(tokens, None, 8, prompts=False) is tokens
+    assert text_examples(tokens, None, 8, DEFAULT, are_pairs=False) is tokens
     images = Images(np.zeros((0, 1, 8, 8), np.uint8))
     assert of_pictures.predict(replace(NEW, inputs=images)) == []

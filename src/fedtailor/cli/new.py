@@ -31,6 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
     parser.add_argument(
+        "--text-pair", metavar="COLUMN", help="the column of the second texts, if inputs are pairs"
+    )
+    parser.add_argument(
         "--label", metavar="COLUMN", help="the column of classes; none: train a language model"
     )
     parser.add_argument(
@@ -65,7 +68,7 @@ def _new(options: argparse.Namespace) -> None:
     asks = not (options.yes or options.json) and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
         _ask_columns(table, options)
-    roles = table.roles(options.text, options.label, options.client)
+    roles = table.roles(options.text, options.label, options.client, options.text_pair)
     clients = draft.Clients.of(table, roles)
     model = options.model or draft.default_model(table, roles)
     names = options.methods or ",".join(draft.default_methods(table, roles))
@@ -100,7 +103,7 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     what = "column of labels, or none for a language model"
     options.label = options.label or _ask(what, *label, columns=[*names, "none"])
     if options.client is None:
-        guess = table.roles(options.text, options.label, None).client or "none"
+        guess = table.roles(options.text, options.label, None, options.text_pair).client or "none"
         others = [c.name for c in table.client_candidates({options.text, options.label})]
         choices = [guess, *(name for name in others if name != guess)]
         what = "column that names the client, or none"
@@ -140,7 +143,12 @@ def _columns(table: Survey, roles: Roles | None = None) -> str:
 
 
 def _taken(roles: Roles) -> dict[str | None, str]:
-    return {roles.client: "client", roles.label: "label", roles.source: "input"}
+    return {
+        roles.client: "client",
+        roles.label: "label",
+        roles.source: "input",
+        roles.pair: "input",
+    }
 
 
 def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:

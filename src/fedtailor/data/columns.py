@@ -20,7 +20,6 @@ from .names import check_names
 from .omissions import Omission, of_rows
 from .table import Indices
 
-TEXT_NAMES = ("text", "sentence", "content")
 _IMAGE = ("image", "img")
 _TEXT = ("string", "large_string")
 _PLAIN = (*_TEXT, "bool", "int", "uint", "float", "double")  # begin the names of plain types
@@ -30,13 +29,14 @@ _PLAIN = (*_TEXT, "bool", "int", "uint", "float", "double")  # begin the names o
 class Columns:
     """A source's rows: those for training first, then the official test split.
 
-    ``read`` returns the inputs of some rows: texts, or images uint8 ``[n, C, H, W]``. ``labels``
+    ``read`` returns the inputs of some rows: texts, pairs of texts (tuples), lists of words, or
+    images uint8 ``[n, C, H, W]``; ``pair`` are the columns of a pair. ``labels``
     and ``clients`` have one entry a row, of Python's types. ``classes`` are the names of integer
     labels, if known. ``places`` say in messages where labels and clients stand, and ``numbers``
     which of the source's rows each row is, from 1 on in either split; None: these are all.
     """
 
-    read: Callable[[Indices], list[str] | NDArray[np.uint8]]
+    read: Callable[[Indices], list[Any] | NDArray[np.uint8]]
     num_train: int
     num_test: int
     labels: Sequence[Any] | None = None
@@ -44,6 +44,7 @@ class Columns:
     clients: Sequence[Any] | None = None
     places: tuple[str, str] = ("the labels", "the clients")
     numbers: Sequence[int] | None = None
+    pair: tuple[str, ...] = ()
 
     def train_only(self) -> Columns:
         """Return the columns without the official test split."""
@@ -62,7 +63,6 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     test split; where ``config`` names no columns, those with usual names are used. Raises
     InputError where a column is missing or holds something else, or the two tables differ in it."""
     features, objective = dict(train.features), objective_of(config.task)
-    source = _input_column(features, config)
     label = client = None
     if objective.reads_targets:
 
@@ -78,52 +78,118 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
             f"data.label and data.client both name {label!r}, so each client would have one class; "
             "name another column (or divide by class: split.scheme = 'pathological')"
         )
-    if source in (label, client):
-        role = "label" if source == label else "client"
-        raise InputError(
-            f"the model's input and data.{role} are both column {source!r}, so the input would "
-            f"give the {role} away; name another column"
-        )
-    table = _join(train, test, [*dict.fromkeys(n for n in (source, label, client) if n)])
-    is_image = _check_input(features[source], source)
-
-    def read(rows: Indices) -> list[str] | NDArray[np.uint8]:
-        selection = table.select(rows)
-        if is_image:
-            return images.decode(selection, source)
-        return [text or "" for text in selection[source][:]]
-
+    sources = _input_columns(features, config, objective, {label, client})
+    for source in sources:
+        if source in (label, client):
+            role = "label" if source == label else "client"
+            raise InputError(
+                f"the model's input and data.{role} are both column {source!r}, so the input would "
+                f"give the {role} away; name another column"
+            )
+    names = [name for name in (*sources, label, client) if name is not None]
+    table = _join(train, test, [*dict.fromkeys(names)])
     return Columns(
-        read,
+        _reader(table, sources, objective),
         len(train),
         0 if test is None else len(test),
         None if label is None else table[label][:],
-        () if label is None else tuple(getattr(features[label], "names", None) or ()),
+        () if label is None else _class_names(features[label]),
         None if client is None else table[client][:],
         (_place(label, config), _place(client, config)),
+        pair=sources if len(sources) > 1 else (),
     )
+
+
+def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
+    """The inputs of all rows of a ``datasets.Dataset``, whose targets need not be there. Raises
+    InputError as `of_tables` does."""
+    label = config.label or usual_column(objective.target_names, table.column_names)
+    sources = _input_columns(dict(table.features), config, objective, {label, config.client})
+    return _reader(table, sources, objective)(np.arange(len(table)))
+
+
+def _reader(
+    table: Any, sources: Sequence[str], objective: Objective
+) -> Callable[[Indices], list[Any] | NDArray[np.uint8]]:
+    are_images = [_check_input(table.features[name], name, objective) for name in sources]
+
+    def read(rows: Indices) -> list[Any] | NDArray[np.uint8]:
+        selection = table.select(rows)
+        if are_images[0]:
+            return images.decode(selection, sources[0])
+        texts = [selection[source][:] for source in sources]
+        if len(texts) > 1:
+            return [tuple(text or "" for text in pair) for pair in zip(*texts, strict=True)]
+        return [text or ([] if objective.reads_words else "") for text in texts[0]]
+
+    return read
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """The names that a column has for its whole numbers, also for lists of these."""
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
 def _place(column: str | None, config: DataConfig) -> str:
     return f"column {brief(column)} of {config.path or config.name}"
 
 
-def _input_column(features: Mapping[str, Any], config: DataConfig) -> str:
-    if config.text is not None and config.image is not None:
-        raise InputError(
-            f"data.text = {config.text!r} and data.image = {config.image!r}: an example has one "
-            "input; leave one of the two out"
-        )
+def _input_columns(
+    features: Mapping[str, Any],
+    config: DataConfig,
+    objective: Objective,
+    taken: set[str | None],
+) -> tuple[str, ...]:
+    """The one or two columns that the model reads; ``taken`` have another role."""
     if config.image is not None:
-        return _find(features, "image", config.image, _IMAGE)
-    if config.text is None:
-        texts = [name for name, feature in features.items() if _kind(feature) in _TEXT]
-        other_tasks.check_no_pair(texts, usual_column(TEXT_NAMES, texts), "data.text")
-        if usual_column(TEXT_NAMES, [*features]) is None and (
-            usual := usual_column(_IMAGE, [*features])
-        ):
-            return usual
-    return _find(features, "text", config.text, TEXT_NAMES)
+        if other := config.text or config.text_pair:
+            raise InputError(
+                f"data.text = {other!r} and data.image = {config.image!r}: an example has one "
+                "input; leave one of the two out"
+            )
+        return (_find(features, "image", config.image, _IMAGE),)
+    texts = [name for name, kind in features.items() if _kind(kind) in _TEXT and name not in taken]
+    pair = named_pair(texts, config, objective)
+    if pair:
+        return tuple(_find(features, role, name, ()) for role, name in pair.items())
+    usual = objective.input_names
+    if (
+        config.text is None
+        and usual_column(usual, [*features]) is None
+        and objective.takes_images
+        and (image := usual_column(_IMAGE, [*features]))
+    ):
+        return (image,)
+    return (_find(features, "text", config.text, usual),)
+
+
+def named_pair(
+    texts: Sequence[str], config: DataConfig, objective: Objective, option: str = "data.text"
+) -> dict[str, str | None]:
+    """The columns of the two texts of an input, by role: those that are named, or of the columns
+    ``texts`` two that are called like a pair; none where an input is one text. Raises InputError
+    where the task can't have pairs, or one of the two is named alone."""
+    if objective.second_names:
+        return {
+            "text": config.text or usual_column(objective.input_names, texts),
+            "text_pair": config.text_pair or usual_column(objective.second_names, texts),
+        }
+    if config.text_pair is not None:
+        if not objective.takes_pairs:
+            raise InputError(
+                f"data.text_pair = {config.text_pair!r}: the task {objective.name!r} reads one "
+                "text; leave it out"
+            )
+        return {
+            "text": config.text or usual_column(objective.input_names, texts),
+            "text_pair": config.text_pair,
+        }
+    if config.text is not None:
+        return {}
+    found = other_tasks.pair_of(texts, usual_column(objective.input_names, texts))
+    if found and not objective.takes_pairs:
+        raise other_tasks.is_pair(found, objective.name, option)
+    return dict(zip(("text", "text_pair"), found, strict=False))
 
 
 def _find(
@@ -198,10 +264,15 @@ def _as_whole_numbers(train: Any, test: Any, name: str) -> Any:
     return test.cast_column(name, feature)
 
 
-def _check_input(feature: Any, column: str) -> bool:
-    """Say whether the column holds images; raise InputError if it holds neither them nor text."""
+def _check_input(feature: Any, column: str, objective: Objective) -> bool:
+    """Say whether the column holds images; raise InputError if it holds neither them nor what the
+    task reads."""
     from datasets import Image
 
+    if objective.reads_words:
+        if _kind(getattr(feature, "feature", None)) not in _TEXT:
+            raise InputError(f"column {column!r} holds {_kind(feature)}, not lists of words")
+        return False
     is_text = _kind(feature) in _TEXT
     if not is_text and not isinstance(feature, Image):
         hint = other_tasks.of_lists([column] if _is_nested(feature) else [])
@@ -286,7 +357,7 @@ def rows_with_blanks(values: Sequence[Any] | None) -> Indices:
 def usual_column(usual: Sequence[str], names: Sequence[str]) -> str | None:
     """Return the first of ``usual`` that is one of the columns ``names``.
 
-    >>> usual_column(TEXT_NAMES, ["label", "content"])
+    >>> usual_column(["text", "content"], ["label", "content"])
     'content'
     """
     return next((name for name in usual if name in names), None)
@@ -304,7 +375,7 @@ def columns_of_client(
     rows = _rows(clients, client, where, columns.num_train)
     num_train = int(np.searchsorted(rows, columns.num_train))
 
-    def read(selection: Indices) -> list[str] | NDArray[np.uint8]:
+    def read(selection: Indices) -> list[Any] | NDArray[np.uint8]:
         return columns.read(rows[selection])
 
     labels = None if columns.labels is None else [columns.labels[row] for row in rows]

@@ -30,6 +30,7 @@ class DataConfig:
     test_split: str | None = "test"  # None, or absent in the data: no official test split
     task: str | None = None  # a kind of task; None: the built-in's
     text: str | None = None  # columns; None: the built-in's, or the usual names
+    text_pair: str | None = None  # a second text of each example, such as a hypothesis
     image: str | None = None
     label: str | None = None
     client: str | None = None  # the natural client: a user, a hospital, a role

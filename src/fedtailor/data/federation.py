@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from .. import random
 from ..errors import InputError
+from ..objectives.objective import IGNORED
 from ..params import Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
@@ -225,8 +226,9 @@ def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:
     """Stack the batches of c clients, each with those of its steps, along a leading client axis.
 
     Returns:
-        One batch a step. Tensors are padded with zeros to the largest in every dimension; where a
-        client has no more steps, they are all zeros. If the number of examples differs, ``weight``
+        One batch a step. Tensors are padded with zeros to the largest in every dimension, targets
+        by tokens with ``IGNORED``; where a client has no more steps, they are all of these. If
+        the number of examples differs, ``weight``
         ``[c, b]`` is 1 for real examples and 0 for padding.
     """
     longest = max(clients, key=len)
@@ -247,7 +249,9 @@ def _stack(batches: Sequence[Batch | None], like: Batch) -> Batch:
             example.new_zeros((0, *example.shape[1:])) if b is None else b[name] for b in batches
         ]
         shape = [max(dims) for dims in zip(*(value.shape for value in values), strict=True)]
-        stacked[name] = torch.stack([_pad(value, shape) for value in values])
+        by_tokens = name == "labels" and len(shape) > 1 and not example.is_floating_point()
+        filler = IGNORED if by_tokens else 0
+        stacked[name] = torch.stack([_pad(value, shape, filler) for value in values])
     device = next(iter(like.values())).device
     weights = [
         torch.ones(size, device=device) if b is None or "weight" not in b else b["weight"]
@@ -258,6 +262,6 @@ def _stack(batches: Sequence[Batch | None], like: Batch) -> Batch:
     return stacked
 
 
-def _pad(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _pad(value: torch.Tensor, shape: Sequence[int], filler: int = 0) -> torch.Tensor:
     widths = [(0, target - size) for size, target in zip(value.shape, shape, strict=True)]
-    return F.pad(value, [width for pair in reversed(widths) for width in pair])
+    return F.pad(value, [width for pair in reversed(widths) for width in pair], value=filler)

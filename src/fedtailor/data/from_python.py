@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from ..disk_cache import hash_of
 from ..errors import InputError
 from ..objectives import objective_of
+from ..objectives.objective import Objective
 from ..user_code import FROM_PYTHON
-from .columns import TEXT_NAMES, Columns, find_column, usual_column
+from .columns import Columns, find_column, named_pair
 from .config import DataConfig
 from .images import picture_array
-from .other_tasks import check_no_pair
 from .other_tasks import is_flag as are_flags
 from .sources import load_data
 from .table import Dataset, Indices
+from .tokens import bytes_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,6 +38,8 @@ class Data:
     length. Make one with `from_pandas`, `from_arrays`, `from_csv` or `from_hub`, which all take:
 
     - ``text``: the column with the texts; None: the first one called text, sentence or content.
+    - ``text_pair``: the column with a second text of each example; None: none, unless two columns
+      are called like a pair, such as premise and hypothesis.
     - ``label``: the column with the classes, words or whole numbers; None: the first one called
       label, labels, target or category.
     - ``client``: the column that says who owns a row, words or whole numbers; None: ``[split]``
@@ -57,6 +60,7 @@ class Data:
         frame: pd.DataFrame,
         *,
         text: str | None = None,
+        text_pair: str | None = None,
         label: str | None = None,
         client: str | None = None,
         test: pd.DataFrame | None = None,
@@ -75,20 +79,33 @@ class Data:
         ['a', 'b']
         """
         objective = objective_of(task)
-        if text is None:
-            texts = [str(name) for name in frame if frame[name].dtype.kind not in "biufcmM"]
-            check_no_pair(texts, usual_column(TEXT_NAMES, texts), "text=")
 
         def is_flag(name: str) -> bool:
             values = [value for value in frame[name].tolist() if not _is_missing(value)]
             return all(isinstance(v, str | int | float) for v in values) and are_flags(values)
 
         find = partial(find_column, [*frame.columns], is_flag=is_flag)
-        names = {"inputs": find_column([*frame.columns], text, TEXT_NAMES, "text=")}
+        names = {}
+        if text is not None:
+            names["inputs"] = find(text, (), "text=")
         if objective.reads_targets:
             names["labels"] = find(label, objective.target_names, "label=")
         if client is not None:
             names["clients"] = find(client, (), "client=")
+        texts = [
+            name
+            for name in frame
+            if frame[name].dtype.kind not in "biufcmM" and name not in names.values()
+        ]
+        config = DataConfig(text=text, text_pair=text_pair)
+        pair = named_pair(texts, config, objective, "text=")
+        names["inputs"] = find_column(
+            [*frame.columns], pair.get("text") or text, objective.input_names, "text="
+        )
+        if pair:
+            names["seconds"] = find_column(
+                [*frame.columns], pair["text_pair"], objective.second_names, "text_pair="
+            )
 
         def examples(rows: pd.DataFrame) -> _Arrays:
             if absent := [name for name in names.values() if name not in rows]:
@@ -98,7 +115,11 @@ class Data:
                 role: _values(rows[name].tolist(), f"column {name!r}", rows.index)
                 for role, name in names.items()
             }
-            _check_texts(values["inputs"], f"column {names['inputs']!r}", rows.index)
+            for role in ("inputs", "seconds"):
+                if role in names:
+                    _check_inputs(values[role], f"column {names[role]!r}", objective, rows.index)
+            if "seconds" in names:
+                values["inputs"] = list(zip(values["inputs"], values.pop("seconds"), strict=True))
             return _Arrays(**values)
 
         both = examples(frame)
@@ -122,7 +143,8 @@ class Data:
 
         Args:
             inputs: pictures ``[N, H, W]`` or ``[N, C, H, W]``, whole numbers (of bytes or 16
-                bits, scaled to [0, 1]) or floats (taken as they are); or N texts.
+                bits, scaled to [0, 1]) or floats (taken as they are); or N texts, pairs of texts
+                (tuples) or lists of words.
             labels: ``[N]``; None for ``causal-lm``.
             clients: ``[N]``.
             test: examples for test alone: their inputs, labels and clients; None: some of each
@@ -135,9 +157,9 @@ class Data:
         >>> data.columns.read(np.arange(2)).shape
         (2, 1, 8, 8)
         """
-        train = _Arrays.of((inputs, labels, clients))
-        both = train if test is None else train.joined(_Arrays.of(test))
         objective = objective_of(task)
+        train = _Arrays.of((inputs, labels, clients), objective)
+        both = train if test is None else train.joined(_Arrays.of(test, objective))
         if objective.reads_targets and both.labels is None:
             raise InputError(f"{objective.name} needs labels; give them, or another task")
         both = replace(both, labels=both.labels if objective.reads_targets else None)
@@ -150,6 +172,7 @@ class Data:
         *,
         test: str | Path | None = None,
         text: str | None = None,
+        text_pair: str | None = None,
         label: str | None = None,
         client: str | None = None,
         task: str | None = None,
@@ -158,7 +181,7 @@ class Data:
         """A csv file with one example a row, and one with rows for ``test`` alone; jsonl, parquet
         and Arrow files work, too."""
         fields = {"path": str(path), "test_path": None if test is None else str(test)}
-        columns = {"text": text, "label": label, "client": client}
+        columns = {"text": text, "text_pair": text_pair, "label": label, "client": client}
         return cls({**fields, **columns, **_stated(task, classes)})
 
     @classmethod
@@ -168,6 +191,7 @@ class Data:
         *,
         subset: str | None = None,
         text: str | None = None,
+        text_pair: str | None = None,
         image: str | None = None,
         label: str | None = None,
         client: str | None = None,
@@ -185,7 +209,8 @@ class Data:
             train_split: the split with the training rows.
             test_split: the split with rows for test alone; None: some of each client's rows.
         """
-        columns = {"text": text, "image": image, "label": label, "client": client}
+        columns = {"text": text, "text_pair": text_pair, "image": image}
+        columns |= {"label": label, "client": client}
         splits = {"subset": subset, "train_split": train_split, "test_split": test_split}
         return cls({"name": name, **splits, **columns, **_stated(task, classes)})
 
@@ -204,8 +229,9 @@ class Data:
             return [inputs[row] for row in some] if isinstance(inputs, list) else inputs[some]
 
         num_test = len(inputs) - num_train
+        pair = ("text", "text_pair") if isinstance(inputs, list) and _is_pair(inputs[0]) else ()
         columns = Columns(
-            read, num_train, num_test, rows.labels, clients=rows.clients, places=places
+            read, num_train, num_test, rows.labels, clients=rows.clients, places=places, pair=pair
         )
         name = FROM_PYTHON + _hash(rows, num_train)
         return cls({"name": name, **_stated(task, classes)}, columns)
@@ -232,12 +258,14 @@ class _Arrays:
     clients: list[Any] | None = None
 
     @staticmethod
-    def of(values: Sequence[Any]) -> _Arrays:
+    def of(values: Sequence[Any], objective: Objective) -> _Arrays:
         """Take inputs, labels and clients; labels and clients may be absent."""
-        inputs, others = _inputs(values[0]), {}
+        inputs, others = _inputs(values[0], objective), {}
         for name, column in zip(("labels", "clients"), values[1:], strict=False):
             if column is not None:
-                others[name] = _values(np.asarray(column).tolist(), name)
+                is_plain = not isinstance(column, list | tuple)
+                listed = np.asarray(column).tolist() if is_plain else _plain(column)
+                others[name] = _values(listed, name)
                 if len(others[name]) != len(inputs):
                     raise InputError(
                         f"{name} has {len(others[name])} entries for {len(inputs)} inputs; "
@@ -266,11 +294,22 @@ class _Arrays:
         return _Arrays(inputs, labels, clients)
 
 
-def _inputs(values: Any) -> list[Any] | NDArray[Any]:
-    """N texts, or pictures ``[N, C, H, W]``, uint8 or float32."""
-    if isinstance(next((value for value in values if value is not None), None), str):
+def _plain(values: Sequence[Any]) -> list[Any]:
+    """NumPy's scalars and arrays as Python's values."""
+    return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple)
+
+
+def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
+    """N texts, pairs or lists of words, or pictures ``[N, C, H, W]``, uint8 or float32."""
+    first = next((value for value in values if value is not None), None)
+    of_texts = isinstance(first, list | tuple) and all(isinstance(part, str) for part in first)
+    if isinstance(first, str) or of_texts:
         texts = _values(list(values), "inputs")
-        _check_texts(texts, "inputs")
+        _check_inputs(texts, "inputs", objective)
         return texts
     if any(hasattr(value, "convert") for value in values):
         raise InputError("inputs are PIL's images; give arrays: [np.array(i.convert('RGB')), ...]")
@@ -308,10 +347,19 @@ def _is_missing(value: Any) -> bool:
     return value is None or not isinstance(same, bool) or not same
 
 
-def _check_texts(texts: Iterable[Any], where: str, index: Any = None) -> None:
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"{where} holds {text!r} {_row(row, index)}; texts must be str")
+def _check_inputs(
+    inputs: Iterable[Any], where: str, objective: Objective, index: Any = None
+) -> None:
+    """Raise InputError where an input is no text, no pair of texts and no list of words."""
+    for row, value in enumerate(inputs):
+        parts = [value]
+        if objective.reads_words and isinstance(value, list):
+            parts = value
+        elif objective.takes_pairs and _is_pair(value):
+            parts = list(value) if len(value) == 2 else [None]
+        if not all(isinstance(part, str) for part in parts):
+            needed = "lists of words" if objective.reads_words else "str"
+            raise InputError(f"{where} holds {value!r} {_row(row, index)}; texts must be {needed}")
 
 
 def _row(row: int, index: Any) -> str:
@@ -328,6 +376,6 @@ def _stated(task: str | None, classes: Sequence[str]) -> dict[str, Any]:
 def _hash(rows: _Arrays, num_train: int) -> str:
     head = repr((num_train, rows.labels, rows.clients)).encode()
     if isinstance(rows.inputs, list):
-        return hash_of(head, (text.encode("utf-8", "surrogatepass") for text in rows.inputs))
+        return hash_of(head, map(bytes_of, rows.inputs))
     head += repr((rows.inputs.shape, rows.inputs.dtype.str)).encode()
     return hashlib.sha256(head + np.ascontiguousarray(rows.inputs).tobytes()).hexdigest()[:32]

@@ -23,29 +23,30 @@ _NUMBERED = re.compile(
 _FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
 
 
-def check_no_pair(texts: Sequence[str], chosen: str | None, option: str) -> None:
-    """Raise InputError where two of the columns of texts are a pair, and ``chosen``, which nobody
-    has named, is one of them, or None.
+def pair_of(texts: Sequence[str], usual: str | None) -> tuple[str, ...]:
+    """Return which two of the columns of texts are called like a pair; none where there is a column
+    with a ``usual`` name for a text, and it is not one of them.
 
-    >>> check_no_pair(["premise", "hypothesis"], None, "data.text")
-    Traceback (most recent call last):
-    fedtailor.errors.InputError: columns 'premise' and 'hypothesis' are a pair of texts, which is \
-a kind of task that does not exist yet; to train on one of them alone, name it with data.text
+    >>> pair_of(["hypothesis", "premise"], None)
+    ('premise', 'hypothesis')
     """
     by_name = {name.lower().replace("-", "_"): name for name in texts}
     pairs = [pair.split() for pair in _PAIRS]
-    found = [[by_name[a], by_name[b]] for a, b in pairs if a in by_name and b in by_name]
+    found = [(by_name[a], by_name[b]) for a, b in pairs if a in by_name and b in by_name]
     stems: dict[str, list[str]] = {}
     for lower, name in by_name.items():
         if numbered := _NUMBERED.fullmatch(lower):
             stems.setdefault(numbered[1] + str(numbered[2] in "12"), []).append(name)
-    found += [names[:2] for names in stems.values() if len(names) > 1]
-    for names in found:
-        if chosen is None or chosen in names:
-            raise InputError(
-                f"columns {brief(names[0])} and {brief(names[1])} are a pair of texts, which is "
-                f"{NOT_YET}; to train on one of them alone, name it with {option}"
-            )
+    found += [(names[0], names[1]) for names in map(sorted, stems.values()) if len(names) > 1]
+    return next((pair for pair in found if usual is None or usual in pair), ())
+
+
+def is_pair(pair: Sequence[str], task: str, option: str) -> InputError:
+    """The error for two columns that are a pair, where the task reads one text."""
+    return InputError(
+        f"columns {brief(pair[0])} and {brief(pair[1])} are a pair of texts, and the task {task!r} "
+        f"reads one; to train on one of them alone, name it with {option}"
+    )
 
 
 def is_flag(values: Iterable[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +22,7 @@ from . import packages
 from .columns import Columns
 from .config import DataConfig
 from .omissions import Kind, Omission, of_rows
-from .table import Dataset, Images, Indices, Tokens
+from .table import Dataset, Images, Indices, Ragged, Tokens
 from .tables import local_tables, message_of
 from .tokens import tokenise
 
@@ -132,7 +132,7 @@ def load_data(
     ((1797, 1, 8, 8), 10)
     """
     objective = objective_of_data(config)
-    if config.classes and not objective.has_classes:
+    if config.classes and not objective.names_classes:
         raise InputError(
             f"data.classes is for labels, and the task {objective.name!r} has none; leave it out"
         )
@@ -157,7 +157,7 @@ def load_data(
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
         drawn = np.setdiff1d(drawn, nobodys)
     labelled, values = rows, columns.read(rows)
-    inputs, rows = _inputs(values, rows, objective, config, tokenizer)
+    inputs, rows, labels = _inputs(values, rows, targets, objective, config, tokenizer)
     told = partial(of_rows, groups=groups, names=client_names)
     blanks = [
         np.intersect1d(drawn, source_columns.rows_with_blanks(one))
@@ -185,7 +185,7 @@ def load_data(
             f"no row of the test split of {config.name or config.path} can be used; set "
             "data.test_split = 'none' to take test rows from each client's own"
         )
-    labels, classes = (None, ()) if targets is None else (targets.values[rows], targets.classes)
+    classes = () if targets is None else targets.classes
     scale = () if targets is None else config.scale or targets.scale
     if scale and not scale[1]:
         raise InputError(
@@ -195,7 +195,7 @@ def load_data(
     groups = None if groups is None else groups[rows]
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,
-        tuple(omissions), scale,
+        tuple(omissions), scale, _kept(columns, labelled, rows, values, objective), columns.pair,
     )  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def _of_classes(
 
 
 def _of_texts(
-    values: list[str],
+    values: list[Any],
     labelled: Indices,
     inputs: Tokens,
     rows: Indices,
@@ -233,7 +233,7 @@ def _of_texts(
     """Tell of texts that are empty, too short, cut, or there several times: ``values`` are those of
     the rows ``labelled``, ``inputs`` those of the ``rows`` that are used."""
     too_short = np.setdiff1d(labelled, rows)
-    is_empty = np.array([not text.strip() for text in values], bool)
+    is_empty = np.array([_is_empty(value) for value in values], bool)
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
     rest = "the rest and the end are" if objective.generates else "the rest is"
@@ -249,16 +249,21 @@ def _of_texts(
     ]
 
 
-def _repeated(values: list[str], rows: Indices, groups: Indices) -> Indices:
+def _repeated(values: list[Any], rows: Indices, groups: Indices) -> Indices:
     """The ``rows`` whose client has an earlier row with the same text."""
-    seen: set[tuple[int, str]] = set()
+    seen: set[tuple[int, Any]] = set()
     found = []
     for row, client, text in zip(rows.tolist(), groups[rows].tolist(), values, strict=True):
-        key = client, text.strip()
-        if key[1] and key in seen:
+        key = client, text.strip() if isinstance(text, str) else tuple(text)
+        if not _is_empty(text) and key in seen:
             found.append(row)
         seen.add(key)
     return np.array(found, np.int64)
+
+
+def _is_empty(value: str | Sequence[str]) -> bool:
+    """Whether there is no word in a text, in both texts of a pair, or in a list of words."""
+    return not value.strip() if isinstance(value, str) else not any(map(str.strip, value))
 
 
 def objective_of_data(config: DataConfig) -> Objective:
@@ -353,21 +358,30 @@ def _reach_hub() -> None:
 def _builtin(config: DataConfig) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
-    for field in ("test_path", "subset", "revision", "text", "image", "label", "client"):
+    for field in (
+        "test_path",
+        "subset",
+        "revision",
+        "text",
+        "text_pair",
+        "image",
+        "label",
+        "client",
+    ):
         value = getattr(config, field)
         if value is not None and not (field == "client" and value == builtin.client):
             raise InputError(
                 f"data.{field} = {value!r} doesn't apply to the built-in {name!r}; leave it out"
             )
-    columns = builtin.read()
-    if columns is None and builtin.hub is not None:
+    found = builtin.read()
+    if found is None and builtin.hub is not None:
         try:
-            columns = _hub(replace(builtin.hub, task=config.task))
+            found = _hub(replace(builtin.hub, task=config.task))
         except ConnectionError as error:
             raise _missing(name, builtin) from error
-    if columns is None:
+    if found is None:
         raise _missing(name, builtin)
-    return columns
+    return found
 
 
 def _missing(name: str, builtin: Builtin) -> InputError:
@@ -393,17 +407,38 @@ def _draw_rows(count: int, limit: int | None, split: str, skip: int = 0) -> Indi
 
 
 def _inputs(
-    values: list[str] | NDArray[np.uint8],
+    values: list[Any] | NDArray[np.uint8],
     rows: Indices,
+    targets: Targets | None,
     objective: Objective,
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase | None,
-) -> tuple[Tokens | Images, Indices]:
-    """Return the inputs and their rows; texts that are too short to learn from are left out."""
+) -> tuple[Tokens | Images, Indices, NDArray[Any] | Ragged | None]:
+    """Return the inputs, their rows and their targets; texts that are too short to learn from are
+    left out."""
+    of_rows = None if targets is None else targets.values[rows]
     if not isinstance(values, list):
         objective.check_modality("image")
-        return Images(values), rows
+        return Images(values), rows, of_rows
     if tokenizer is None:
         raise InputError("this data set holds text; it needs a model with a tokenizer")
-    tokens, texts = tokenise(values, tokenizer, config.max_length, ends=objective.generates)
-    return tokens, rows[texts]
+    by_tokens = of_rows is not None and of_rows.dtype == object
+    told = of_rows.tolist() if by_tokens and of_rows is not None else None
+    found = tokenise(values, tokenizer, config.max_length, objective, told)
+    if of_rows is None or by_tokens:
+        return found.inputs, rows[found.rows], found.labels
+    return found.inputs, rows[found.rows], of_rows[found.rows]
+
+
+def _kept(
+    columns: Columns, labelled: Indices, rows: Indices, values: Any, objective: Objective
+) -> list[tuple[Any, Any]] | None:
+    """The inputs and the targets of ``rows``, as the source has them, where they are needed;
+    ``values`` are those of the rows ``labelled``."""
+    if not objective.keeps_rows:
+        return None
+    targets = columns.labels
+    return [
+        (values[at], None if targets is None else targets[row])
+        for at, row in zip(np.searchsorted(labelled, rows), rows, strict=True)
+    ]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT, CausalLM, Regression
 from ..objectives.cells import trimmed
-from ..objectives.classification import NOT_YET, check_few_classes, check_labels
+from ..objectives.classification import check_few_classes, check_labels
 from . import other_tasks
 from .names import check_names
 from .tables import is_csv, local_table, with_all_numbers
@@ -65,6 +65,7 @@ class Roles:
     label: str | None  # None: a language model trains on the texts alone
     client: str | None
     task: str = DEFAULT.name
+    pair: str | None = None  # the second text of each input
 
 
 class Counts(Protocol):
@@ -91,24 +92,36 @@ class Survey:
             raise unknown("column", name, by_name, where=self.path, kind="columns")
         return by_name[name]
 
-    def roles(self, text: str | None, label: str | None, client: str | None) -> Roles:
+    def roles(
+        self,
+        text: str | None,
+        label: str | None,
+        client: str | None,
+        text_pair: str | None = None,
+    ) -> Roles:
         """Return the columns to use: those that are named, and guesses for the others. A label or a
         client ``"none"`` says that there is none. Raises InputError where a column that is named or
         guessed can't be used, or none can be guessed; a class or a client has a name that can't be
         shown."""
+        pair = text_pair
+        if text is None and text_pair is None and label != "none":
+            text, pair = self._pair({label, client})
         source = self._source(text)
+        if pair is not None:
+            self._check_kind(pair, ("text",), "the second text of a pair is a text")
         if label == "none" and self.column(source).kind != "text":
             raise InputError(f"column {source!r} of {self.path} holds pictures, which need labels")
         named = None if client in (None, "none") else self._client(str(client))
-        label = None if label == "none" else self._label(label, {source, named})
-        named_roles = [name for name in (source, label, named) if name is not None]
+        label = None if label == "none" else self._label(label, {source, pair, named})
+        named_roles = [name for name in (source, pair, label, named) if name is not None]
         if len(set(named_roles)) < len(named_roles):
+            second = "" if pair is None else f", text-pair {pair!r}"
             raise InputError(
-                f"columns of {self.path}: text {source!r}, label {label!r}, client {named!r}: each "
-                "needs a column of its own"
+                f"columns of {self.path}: text {source!r}{second}, label {label!r}, client "
+                f"{named!r}: each needs a column of its own"
             )
         if client is None:
-            named = self._guessed_client({source, label})
+            named = self._guessed_client({source, pair, label})
         task = DEFAULT.name
         if label is None:
             task = CausalLM.name
@@ -118,7 +131,7 @@ class Survey:
             check_names("class", self.counts(label), self._place(label))
         if named is not None:
             check_names("client", self.counts(named), self._place(named))
-        return Roles(source, label, named, task)
+        return Roles(source, label, named, task, pair)
 
     def source_candidates(self) -> list[Column]:
         """Columns of texts or pictures, the likeliest first; none with a client's name."""
@@ -169,6 +182,14 @@ class Survey:
             raise InputError(f"{self._place(name)} holds {kind}s; {allowed}")
         return name
 
+    def _pair(self, taken: set[str | None]) -> tuple[str | None, str | None]:
+        """The two columns of texts that are called like a pair; ``taken`` have another role."""
+        texts = [c.name for c in self.columns if c.kind == "text" and c.name not in taken]
+        texts = [name for name in texts if not _is_called(name, _LABELS)]
+        usual = next((name for name in texts if _is_called(name, _TEXTS)), None)
+        found = other_tasks.pair_of(texts, usual)
+        return (found[0], found[1]) if found else (None, None)
+
     def _source(self, name: str | None) -> str:
         if name is not None:
             allowed = "the model reads texts or pictures"
@@ -182,21 +203,17 @@ class Survey:
 
     def _check_one_source(self, found: Sequence[Column]) -> None:
         """Raise InputError where several columns are as likely the input as the first one."""
-        texts = [column.name for column in self.columns if column.kind == "text"]
         chosen = found[0]
-        if chosen.kind == "text":
-            is_named = _is_called(chosen.name, _TEXTS)
-            other_tasks.check_no_pair(texts, chosen.name if is_named else None, "--text")
-            if is_named:
-                return
+        if chosen.kind == "text" and _is_called(chosen.name, _TEXTS):
+            return
         alike = [c.name for c in found if c.kind == chosen.kind]
         if chosen.kind == "text":
             alike = [name for name in alike if self._words(name) >= _SENTENCE]
         if len(alike) > 1:
             raise InputError(
                 f"columns {', '.join(map(repr, alike[:_SENTENCE]))} of {self.path} may each be the "
-                f"input; an input of several {chosen.kind}s (such as pairs) is "
-                f"{NOT_YET}; name the one to train on with --text"
+                "input; name the one to train on with --text, and of a pair of texts the second "
+                "one with --text-pair"
             )
 
     def _likeliest(self, found: Sequence[Column], taken: set[str | None]) -> Column | None:

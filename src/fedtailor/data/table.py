@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..objectives import objective_of
-from ..objectives.objective import Objective
+from ..objectives.objective import IGNORED, Objective
 from .names import check_names
 
 if TYPE_CHECKING:
@@ -47,41 +47,82 @@ def _release_pages(array: NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """N token sequences of different lengths: ``values`` ``[T]`` (any integer dtype) and
-    ``offsets`` ``[N + 1]``; sequence i is ``values[offsets[i]:offsets[i + 1]]``. ``cut`` are the
-    sequences that were truncated, ascending; None: unknown."""
+class Ragged:
+    """N rows of numbers of different lengths: ``values`` ``[T]`` (any integer dtype) and
+    ``offsets`` ``[N + 1]``; row i is ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: NDArray[np.integer]
     offsets: Indices
-    cut: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
     def lengths(self, indices: Indices) -> Indices:
-        """Return the number of tokens of each sequence, ``[len(indices)]``."""
+        """Return the length of each row, ``[len(indices)]``."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def contents(self, indices: Indices) -> Iterator[bytes]:
-        """Yield the bytes of each sequence, the same ones whatever the integers' type is."""
-        for start, end in zip(self.offsets[indices], self.offsets[indices + 1], strict=True):
-            yield self.values[start:end].astype("<u4").tobytes()
+        """Yield the bytes of each row, the same ones whatever the integers' type is."""
+        for index in indices:
+            yield self[index].astype("<u4").tobytes()
         _release_pages(self.values)
+
+    def padded(self, indices: Indices, filler: int) -> NDArray[np.int64]:
+        """Return rows ``[b, L]``, padded with ``filler`` to the longest."""
+        lengths = self.lengths(indices)
+        padded = np.full((len(indices), int(lengths.max(initial=0))), filler, dtype=np.int64)
+        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
+            padded[row, :length] = self[index]
+        _release_pages(self.values)
+        return padded
+
+
+@dataclass(frozen=True)
+class Tokens(Ragged):
+    """N rows of tokens. ``cut`` are the rows that were truncated, ascending; None: unknown.
+    ``types`` ``[T]`` say which of a pair's texts a token is of. ``sizes`` are the lengths of
+    several sequences that each row consists of; None: each is one."""
+
+    cut: Indices | None = None
+    types: NDArray[np.uint8] | None = None
+    sizes: Ragged | None = None
 
     def batch(self, indices: Indices) -> Batch:
         """Return ``input_ids`` int64 ``[b, L]`` and ``attention_mask`` float ``[b, L]``, padded
-        with 0 to the longest sequence."""
-        lengths = self.lengths(indices)
-        ids = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
-        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
-            ids[row, :length] = self.values[self.offsets[index] : self.offsets[index] + length]
-        _release_pages(self.values)
-        mask = np.arange(ids.shape[1]) < lengths[:, None]
-        return {
+        with 0 to the longest sequence, and ``token_type_ids`` where there are types; ``[b, S, L]``
+        where a row is several sequences."""
+        starts, lengths = self._sequences(indices)  # [b, S]
+        ids = self._grid(self.values, starts, lengths)
+        mask = np.arange(ids.shape[-1]) < lengths[..., None]
+        batch = {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask.astype(np.float32)),
         }
+        if self.types is not None:
+            batch["token_type_ids"] = torch.from_numpy(self._grid(self.types, starts, lengths))
+        _release_pages(self.values)
+        if self.sizes is None:
+            batch = {name: value[:, 0] for name, value in batch.items()}
+        return batch
+
+    def _sequences(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Where the sequences of some rows begin, and their lengths: ``[b, S]``; 0 where a row has
+        fewer than S."""
+        if self.sizes is None:
+            return self.offsets[indices][:, None], self.lengths(indices)[:, None]
+        lengths = self.sizes.padded(indices, 0)
+        return self.offsets[indices][:, None] + np.cumsum(lengths, 1) - lengths, lengths
+
+    @staticmethod
+    def _grid(values: NDArray[np.integer], starts: Indices, lengths: Indices) -> Indices:
+        """The sequences of ``values``, padded with 0 to the longest: ``[b, S, L]``."""
+        grid = np.zeros((*starts.shape, int(lengths.max())), dtype=np.int64)
+        for place in np.ndindex(*starts.shape):
+            grid[place][: lengths[place]] = values[starts[place] : starts[place] + lengths[place]]
+        return grid
 
 
 @dataclass(frozen=True)
@@ -123,24 +164,28 @@ class Dataset:
 
     Rows ``[0, num_train)`` are for training; rows from ``num_train`` on are the official test
     split (none if ``num_train == len(inputs)``). ``task`` is the kind of task. ``labels`` ``[N]``
-    are its targets (class numbers of any integer dtype where it has ``classes``), None if the
-    inputs are. ``groups`` int64 ``[N]`` numbers the natural clients (a user, a role)
-    if the source names a column for it, and ``client_names`` has a name for each number.
+    or ``[N, outputs]`` are its targets (class numbers of any integer dtype where it has
+    ``classes``), or `Ragged` where they go by tokens; None if the inputs are. ``groups`` int64
+    ``[N]`` numbers the natural clients (a user, a role) if the source names a column for it, and
+    ``client_names`` has a name for each number.
     ``digest`` identifies the content; names are no part of it; it is computed unless it is given.
     ``omissions`` are the rows that were left out or cut. ``scale`` is that of the targets, where
-    the task scales them.
+    the task scales them. ``rows`` are the inputs and targets as the source has them, where the task
+    keeps them; ``pair`` are the columns of inputs that are two texts.
     """
 
     inputs: Tokens | Images
     num_train: int
     task: str
     digest: str = ""
-    labels: Labels | None = None
+    labels: Labels | Ragged | None = None
     classes: Sequence[str] = field(default=())
     groups: Indices | None = None
     client_names: tuple[str, ...] | None = None
     omissions: tuple[Omission, ...] = ()
     scale: tuple[float, ...] = ()
+    rows: Sequence[Any] | None = field(default=None, repr=False, compare=False)
+    pair: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names that can't be shown; compute a digest that isn't given."""
@@ -153,8 +198,16 @@ class Dataset:
         has_labels, has_groups = self.labels is not None, self.groups is not None
         head = [self.task, self.num_train, tuple(self.classes), has_labels, has_groups]
         digest = hashlib.sha256(repr(head).encode())
-        offsets = self.inputs.offsets if isinstance(self.inputs, Tokens) else None
-        for array in (self.inputs.values, offsets, self.labels, self.groups):
+        arrays: list[NDArray[Any] | None] = [self.inputs.values]
+        if isinstance(self.inputs, Tokens):
+            arrays.append(self.inputs.offsets)
+        labels = self.labels
+        arrays += [labels.values if isinstance(labels, Ragged) else labels, self.groups]
+        arrays.append(labels.offsets if isinstance(labels, Ragged) else None)
+        if isinstance(self.inputs, Tokens):
+            sizes = self.inputs.sizes
+            arrays += [self.inputs.types, None if sizes is None else sizes.values]
+        for array in arrays:
             if array is not None:
                 digest.update(repr((array.shape, array.dtype.str)).encode())
                 digest.update(np.ascontiguousarray(array).data)
@@ -168,7 +221,9 @@ class Dataset:
     @property
     def class_numbers(self) -> Labels | None:
         """The class of each row, ``[N]``; None where rows have none."""
-        return self.labels if self.objective.has_classes else None
+        if isinstance(self.labels, Ragged) or not self.objective.has_classes:
+            return None
+        return self.labels
 
     @property
     def num_classes(self) -> int:
@@ -186,13 +241,21 @@ class Dataset:
         return None if isinstance(self.inputs, Tokens) else self.inputs.values.shape[1:]
 
     def batch(self, indices: Indices) -> Batch:
-        """Return the inputs and the targets: ``labels`` ``[b]``, int64 for classes."""
+        """Return the inputs and the targets: ``labels`` ``[b]`` or ``[b, outputs]``, int64 for
+        whole numbers; where they go by tokens, padded with ``IGNORED``."""
         batch = self.inputs.batch(indices)
-        if self.labels is not None:
-            labels = self.labels[indices]
-            is_class = self.objective.has_classes
-            batch["labels"] = torch.from_numpy(labels.astype(np.int64) if is_class else labels)
+        labels = self.labels
+        if isinstance(labels, Ragged):
+            batch["labels"] = torch.from_numpy(labels.padded(indices, IGNORED))
+        elif labels is not None:
+            batch["labels"] = torch.from_numpy(_wide(labels[indices]))
         return batch
+
+    def targets(self, indices: Indices) -> Any:
+        """Return the targets of some rows: ``[n, ...]``, or n arrays where they go by tokens."""
+        if isinstance(self.labels, Ragged):
+            return [self.labels[index] for index in indices]
+        return None if self.labels is None else _wide(self.labels[indices])
 
     def fingerprints(self, rows: Indices) -> Fingerprints:
         """Return the hashes of some rows, of eight bytes, in the order of ``rows``: over a row's
@@ -200,15 +263,24 @@ class Dataset:
         found = np.empty(len(rows), np.uint64)
         for start in range(0, len(rows), _HASHED):
             some = rows[start : start + _HASHED]
-            labels = np.zeros(len(some)) if self.labels is None else self.labels[some]
-            number = "<f8" if labels.dtype.kind == "f" and self.labels is not None else "<i8"
-            label_bytes = (label.tobytes() for label in labels.astype(number))
+            pairs = zip(self._label_bytes(some), self.inputs.contents(some), strict=True)
             digests = (
-                hashlib.blake2b(label + content, digest_size=8).digest()
-                for label, content in zip(label_bytes, self.inputs.contents(some), strict=True)
+                hashlib.blake2b(label + content, digest_size=8).digest() for label, content in pairs
             )
             found[start : start + _HASHED] = np.frombuffer(b"".join(digests), "<u8")
         return found
+
+    def _label_bytes(self, rows: Indices) -> Iterator[bytes]:
+        if isinstance(self.labels, Ragged):
+            return self.labels.contents(rows)
+        labels = np.zeros(len(rows), np.int64) if self.labels is None else self.labels[rows]
+        number = "<f8" if labels.dtype.kind == "f" else "<i8"
+        return (label.tobytes() for label in labels.astype(number))
+
+
+def _wide(labels: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers as int64."""
+    return labels if labels.dtype.kind == "f" else labels.astype(np.int64)
 
 
 class Split(Protocol):

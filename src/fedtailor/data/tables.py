@@ -17,7 +17,7 @@ from ..errors import InputError, brief, missing_file
 from ..objectives import objective_of
 from . import class_folders, conll
 from .by_user import files_of, rows_by_user
-from .columns import TEXT_NAMES, usual_column
+from .columns import named_pair, usual_column
 from .config import DataConfig
 from .names import check_names
 
@@ -288,10 +288,13 @@ def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
     all texts are numbers."""
     names = tables[0].column_names
     objective = objective_of(config.task)
-    text = config.text or usual_column(TEXT_NAMES, names)
     label = config.label or usual_column(objective.target_names, names)
-    if text is not None and text in names and kind_of(_cells(tables[:1], text)) != "text":
-        raise InputError(f"column {text!r} holds numbers or nothing, not text or images")
+    others = [name for name in names if name not in (label, config.client)]
+    pair = named_pair(others, config, objective)
+    texts = pair.values() or [config.text or usual_column(objective.input_names, names)]
+    for text in texts:
+        if text is not None and text in names and kind_of(_cells(tables[:1], text)) != "text":
+            raise InputError(f"column {text!r} holds numbers or nothing, not text or images")
     kinds: dict[str, Kind] = {}
     if label is not None and objective.reads_targets:
         cells = _cells(tables, label)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,38 +12,42 @@ from numpy.typing import NDArray
 
 from .. import disk_cache
 from ..errors import InputError
-from .table import Indices, Tokens
+from ..objectives import DEFAULT
+from ..objectives.encoding import Example, filler
+from ..objectives.objective import Objective
+from .table import Indices, Ragged, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHUNK = 1000  # texts that are tokenised together
-_FORMAT = 3  # version of the cached files; part of their key
+_FORMAT = 4  # version of the cached files; part of their key
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Texts as tokens, the numbers of the texts that are there, ascending, and their targets where
+    these go by tokens."""
+
+    inputs: Tokens
+    rows: Indices
+    labels: Ragged | None = None
 
 
 def tokenise(
-    texts: Sequence[str],
+    values: Sequence[Any],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    *,
-    ends: bool = False,
-) -> tuple[Tokens, Indices]:
-    """Turn texts into token ids, with the tokenizer's special tokens.
-
-    With ``ends``, as a language model learns them, each text has the tokenizer's end-of-text token
-    as its last one, once. A text that is truncated has none: it did not end there. Texts without a
-    token to predict, and those of blanks alone, are left out.
+    objective: Objective = DEFAULT,
+    targets: Sequence[Any] | None = None,
+) -> Encoded:
+    """Turn texts into token ids, as the kind of task does.
 
     Args:
-        texts: N texts; an empty one consists of its special tokens.
+        values: N texts, pairs of texts (tuples) or lists of words.
         tokenizer: a Hugging Face fast tokenizer.
         max_length: tokens, more than 1; longer sequences are truncated.
-        ends: whether the texts are for language modelling. If not, a text without any token gets
-            the tokenizer's first special token instead.
-
-    Returns:
-        The sequences, with those that were truncated, and the numbers of their texts: int64
-        ``[len(tokens)]``, ascending.
+        objective: the kind of task.
+        targets: of each text, where they go by tokens.
 
     Raises:
         InputError: the tokenizer isn't a fast one.
@@ -51,119 +56,102 @@ def tokenise(
         raise InputError(
             f"the tokenizer {type(tokenizer).__name__} is not fast; a fast tokenizer is needed"
         )
-    folder = disk_cache.cache_dir() / "tokens" / _key(texts, tokenizer, max_length, ends)
+    key = _key(values, tokenizer, max_length, objective, targets)
+    folder = disk_cache.cache_dir() / "tokens" / key
     if not folder.is_dir():
-        sequences = (_to_learn if ends else _sequences)(texts, tokenizer, max_length)
-        disk_cache.save(folder, _arrays(sequences, tokenizer))
-    values, offsets, rows, cut = (
-        np.load(folder / f"{name}.npy", mmap_mode="r")
-        for name in ("values", "offsets", "rows", "cut")
-    )
-    return Tokens(values, offsets, cut), rows
+        examples = objective.encode(values, targets, tokenizer, max_length)
+        disk_cache.save(folder, _arrays(examples, tokenizer))
+    return _encoded({path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")})
 
 
 def encode(
-    texts: Sequence[str],
+    values: Sequence[Any],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    *,
-    prompts: bool = False,
+    objective: Objective = DEFAULT,
 ) -> Tokens:
-    """Turn texts into token ids as `tokenise` does, each of them, and without a cache.
-
-    With ``prompts`` a language model goes on from each: none has the end-of-text token that some
-    tokenizers add.
-    """
-    sequences = _sequences(texts, tokenizer, max_length, prompts)
-    arrays = _arrays(sequences, tokenizer)
-    return Tokens(arrays["values"], arrays["offsets"], arrays["cut"])
+    """Turn each of some texts into the token ids that the model predicts from, without a cache."""
+    examples = objective.encode_prompts(values, tokenizer, max_length)
+    return _encoded(_arrays(examples, tokenizer)).inputs
 
 
 def _key(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, ends: bool
+    values: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    objective: Objective,
+    targets: Sequence[Any] | None,
 ) -> str:
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None  # those of the tokenizer's last call
-    end = tokenizer.eos_token_id if ends else None
-    parts = [_FORMAT, max_length, ends, end, _filler(tokenizer), content]
+    special = [tokenizer.eos_token_id, filler(tokenizer), tokenizer.model_input_names]
+    parts = [_FORMAT, max_length, objective.name, targets is None, special, content]
     head = json.dumps(parts, sort_keys=True).encode()
-    return disk_cache.hash_of(head, (text.encode("utf-8", "surrogatepass") for text in texts))
+    return disk_cache.hash_of(head, map(bytes_of, [*values, *(() if targets is None else targets)]))
+
+
+def bytes_of(value: Any) -> bytes:
+    """The bytes of a text, or of a list or an object of texts."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return b"\0" + json.dumps(value).encode()
 
 
 def _arrays(
-    sequences: Iterable[tuple[list[int], bool]], tokenizer: PreTrainedTokenizerBase
+    examples: Iterable[Example], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of `Tokens`, and the numbers of the ``sequences`` that are there: an empty one is
-    not."""
+    """The arrays of `Encoded`, by name."""
     dtype = np.uint16 if num_ids(tokenizer) <= 2**16 else np.uint32
-    parts: list[NDArray[Any]] = [np.zeros(0, dtype)]
-    lengths = [0]
+    ids, types = _Lists(dtype), _Lists(np.uint8)
+    labels, sizes = _Lists(np.int32), _Lists(np.int32)
     rows: list[int] = []
     cut: list[int] = []
-    for row, (ids, is_cut) in enumerate(sequences):
-        if ids:
-            if is_cut:
+    for row, example in enumerate(examples):
+        if example.ids:
+            if example.is_cut:
                 cut.append(len(rows))
-            parts.append(np.array(ids, dtype))
-            lengths.append(len(ids))
             rows.append(row)
+            ids.add(example.ids)
+            types.add(example.types, [0] * len(example.ids))
+            labels.add(example.labels)
+            sizes.add(example.sizes, [len(example.ids)])
     return {
-        "values": np.concatenate(parts),
-        "offsets": np.cumsum(lengths, dtype=np.int64),
+        **ids.arrays("values", "offsets"),
         "rows": np.array(rows, np.int64),
         "cut": np.array(cut, np.int64),
+        **(types.arrays("types", "type_offsets") if types.given else {}),
+        **(labels.arrays("labels", "label_offsets") if labels.given else {}),
+        **(sizes.arrays("sizes", "size_offsets") if sizes.given else {}),
     }
 
 
-def _sequences(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    prompts: bool = False,
-) -> Iterator[tuple[list[int], bool]]:
-    """Yield the ids of each text, one or more, and whether it was truncated."""
-    for encoding in _encodings(texts, tokenizer, None if prompts else max_length):
-        ids, is_cut = encoding.ids, bool(encoding.overflowing)
-        if prompts:
-            if ids and ids[-1] == tokenizer.eos_token_id and encoding.special_tokens_mask[-1]:
-                del ids[-1]
-            ids, is_cut = ids[:max_length], len(ids) > max_length
-        yield ids or [_filler(tokenizer)], is_cut
+class _Lists:
+    """Lists of numbers, one after the other. ``given``: whether any is not a default."""
+
+    def __init__(self, dtype: type[np.integer]) -> None:
+        self.given = False
+        self._parts = [np.zeros(0, dtype)]
+
+    def add(self, numbers: list[int] | None, default: Sequence[int] = ()) -> None:
+        self.given |= numbers is not None
+        self._parts.append(np.array(default if numbers is None else numbers, self._parts[0].dtype))
+
+    def arrays(self, values: str, offsets: str) -> dict[str, NDArray[Any]]:
+        """The numbers, and where each list begins and ends, by these names."""
+        ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        return {values: np.concatenate(self._parts), offsets: ends}
 
 
-def _to_learn(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> Iterator[tuple[list[int], bool]]:
-    """Yield the ids of each text with its end, and whether it was truncated; no ids of a text
-    without anything to learn."""
-    end, added = tokenizer.eos_token_id, tokenizer.num_special_tokens_to_add()
-    for text, encoding in zip(texts, _encodings(texts, tokenizer, None), strict=True):
-        ids = encoding.ids
-        is_blank = not text.strip() or len(ids) <= added
-        while end is not None and ids[-1:] == [end]:
-            del ids[-1]
-        ids += [] if end is None else [end]
-        yield [] if is_blank or len(ids) < 2 else ids[:max_length], len(ids) > max_length
-
-
-def _encodings(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int | None
-) -> Iterator[Any]:
-    """Yield the encoding of each text; None: of whole texts."""
-    for start in range(0, len(texts), _CHUNK):
-        yield from tokenizer(
-            list(texts[start : start + _CHUNK]),
-            truncation=max_length is not None,
-            max_length=max_length,
-            verbose=False,
-        ).encodings
+def _encoded(arrays: Mapping[str, NDArray[Any]]) -> Encoded:
+    labels = sizes = None
+    if "labels" in arrays:
+        labels = Ragged(arrays["labels"], arrays["label_offsets"])
+    if "sizes" in arrays:
+        sizes = Ragged(arrays["sizes"], arrays["size_offsets"])
+    tokens = Tokens(arrays["values"], arrays["offsets"], arrays["cut"], arrays.get("types"), sizes)
+    return Encoded(tokens, arrays["rows"], labels)
 
 
 def num_ids(tokenizer: PreTrainedTokenizerBase) -> int:
     """How many rows a table needs that is looked up by the tokenizer's ids."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
-
-
-def _filler(tokenizer: PreTrainedTokenizerBase) -> int:
-    special: list[int] = tokenizer.all_special_ids
-    return special[0] if special else 0

@@ -342,7 +342,7 @@ def _site(text: str) -> SiteConfig:
 def _common_data(config: DataConfig, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of ``[data]`` that all sites have in common."""
     objective = objective_of_data(config)
-    if objective.has_classes and not config.classes:
+    if objective.names_classes and not config.classes:
         raise InputError(
             "data.classes is missing: a site may lack some of the classes, but all sites must "
             'number them alike; write for example classes = ["no", "yes"]'

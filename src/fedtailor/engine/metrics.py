@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -22,11 +22,16 @@ from ..objectives.objective import MetricFunction, Objective
 from ..user_code import load, own_faults
 from .config import EvaluateConfig
 
-Labels = NDArray[Any]
-Probabilities = NDArray[np.float64]
+Labels = Any  # of a client's examples: ``[n, ...]``, or n arrays
+Predictions = NDArray[np.float64]
+Compared = Callable[[Labels, Predictions], tuple[Any, Any]]
 
 METRICS = {name: one for kind in OBJECTIVES.values() for name, one in kind.metrics.items()}
 """The metrics that ``evaluate.metrics`` may name, of all kinds of task."""
+
+
+def _as_they_are(labels: Labels, predictions: Predictions) -> tuple[Any, Any]:
+    return labels, predictions
 
 
 @dataclass(frozen=True)
@@ -106,36 +111,39 @@ class Metrics:
         if not remote:
             _ = self.functions
 
-    def __call__(self, labels: Labels, probabilities: Probabilities) -> MetricValues:
-        """The metrics of one client's examples. A function can't write into its arguments.
+    def __call__(
+        self, labels: Labels, predictions: Predictions, compared: Compared = _as_they_are
+    ) -> MetricValues:
+        """The metrics of one client's examples. A function can't write into its arguments, which
+        are what ``compared`` makes of the labels and the predictions.
 
         Where a prediction is not a number, as after a fine-tuning that diverged, all metrics are
         NaN, and the confusion matrix leaves that example out.
         """
-        if not len(labels):
+        if not len(predictions):
             none = (None,) * len(self.names)
             return MetricValues(none, () if self.config.confusion else None)
-        finite = np.isfinite(probabilities).all(1)
+        finite = np.isfinite(predictions).all(1)
         values: tuple[float | None, ...] = (math.nan,) * len(self.names)
         if finite.all():
-            arguments = _read_only(labels), _read_only(probabilities)
+            targets, found = map(_read_only, compared(labels, predictions))
             values = tuple(
-                self._value(spec, f, *arguments)
+                self._value(spec, f, targets, found)
                 for spec, f in zip(self.config.metrics, self.functions, strict=True)
             )
         if not self.config.confusion:
             return MetricValues(values)
-        classes = probabilities.shape[1]
-        cells = labels[finite] * classes + probabilities[finite].argmax(1)
+        classes = predictions.shape[1]
+        cells = labels[finite] * classes + predictions[finite].argmax(1)
         counts = np.bincount(cells, minlength=classes**2).reshape(classes, classes)
         return MetricValues(values, tuple(map(tuple, counts.tolist())))
 
     def _value(
-        self, spec: str, function: MetricFunction, labels: Labels, probabilities: Probabilities
+        self, spec: str, function: MetricFunction, targets: Any, predictions: Any
     ) -> float | None:
         """None for NaN: the metric is undefined for this client."""
         with own_faults():
-            value: object = function(labels, probabilities)
+            value: object = function(targets, predictions)
         try:
             number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
@@ -148,8 +156,10 @@ class Metrics:
         return None if math.isnan(number) else number
 
 
-def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """A view that can't be written to."""
+def _read_only(values: Any) -> Any:
+    """A view that can't be written to; of a list a tuple."""
+    if not isinstance(values, np.ndarray):
+        return tuple(values)
     view = values.view()
     view.flags.writeable = False
     return view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
+from ..objectives.objective import Words
 from ..params import CACHED, Batch, Params, add_prefix, to_device
 from ..task.task import Task
 from .backdoor import Trigger
@@ -89,11 +91,11 @@ class Scoring:
 
     def metric_values(self, rows: Indices, scores: NDArray[np.float64]) -> MetricValues:
         """The metrics of one client's ``rows``."""
-        dataset = self.federation.dataset
-        assert dataset.labels is not None
-        labels = dataset.labels[rows]
-        labels = labels.astype(np.int64) if dataset.objective.has_classes else labels
-        return self.metrics(labels, scores[:, self.num_sums :])
+        dataset, backbone = self.federation.dataset, self.task.backbone
+        words = Words(dataset.classes, backbone.tokenizer)
+        kept = () if dataset.rows is None else [dataset.rows[row] for row in rows]
+        compared = partial(backbone.objective.compared, rows=kept, words=words)
+        return self.metrics(dataset.targets(rows), scores[:, self.num_sums :], compared)
 
     def _batch(self, state: Params, rows: Indices) -> NDArray[np.float64]:
         method, task, trigger = self.method, self.task, self.trigger
@@ -108,7 +110,9 @@ class Scoring:
                 others = batch["labels"] != trigger.target
                 columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
             if self.metrics.asked:
-                columns = torch.cat([columns, task.backbone.objective.predictions(logits)], 1)
+                logits_of = partial(method.predict, task, state)
+                found = task.backbone.objective.predictions(logits, batch, logits_of)
+                columns = torch.cat([columns, found], 1)
         return columns.cpu().numpy()
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..data import Data, Dataset
-from ..data.columns import TEXT_NAMES
 from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params
@@ -321,7 +320,9 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "picture": data.get("picture"),
         "id2label": dict(enumerate(data["classes"])),
         **({"scale": data["scale"]} if "scale" in data else {}),
-        "columns": [experiment.data.text] if experiment.data.text else TEXT_NAMES,
+        "columns": [experiment.data.text]
+        if experiment.data.text
+        else network.backbone.objective.input_names,
         "max_length": experiment.data.max_length if text else None,
         "pooling": network.pooling or ("native" if text and network.is_transformer else None),
         "batch_size": experiment.evaluate.batch_size,

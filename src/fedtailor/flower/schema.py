@@ -123,5 +123,5 @@ def _blank(dataset: Dataset) -> Batch:
     inputs: Tokens | Images = Tokens(np.zeros(8, np.int64), np.array([0, 4, 8]))
     if dataset.picture is not None:
         inputs = Images(np.zeros((2, *dataset.picture), np.uint8))
-    labels = np.zeros(2, np.int64) if dataset.objective.reads_targets else None
+    labels = dataset.objective.blank_targets(2, 4, dataset.num_classes)
     return Dataset(inputs, 2, dataset.task, "blank", labels).batch(np.arange(2))

@@ -14,30 +14,52 @@ from ..data.pixels import opened, pixels
 from ..data.table import Images, Tokens
 from ..data.tokens import encode
 from ..errors import InputError, missing_file
+from ..objectives.objective import Objective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def text_examples(
-    values: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int, *, prompts: bool
+    values: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    max_length: int,
+    objective: Objective,
+    *,
+    are_pairs: bool,
 ) -> Tokens:
-    """Texts as token sequences of at most ``max_length``; `Tokens` as they are. A language model
-    goes on from ``prompts``. Raises InputError where these are no texts, or there is no tokenizer
+    """Texts, pairs of texts or lists of words as token sequences of at most ``max_length``;
+    `Tokens` as they are. Raises InputError where these are something else, or there is no tokenizer
     for them."""
     if isinstance(values, Tokens):
         return values
-    texts = [values] if isinstance(values, str) else list(values)
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(
-                f"input {number} is a {type(text).__name__}; this model reads texts (str)"
-            )
+    texts = [one_input(value, objective, are_pairs=are_pairs) for value in inputs_of(values)]
     if tokenizer is None:
         raise InputError(
             "this model has no tokenizer; give its inputs as fedtailor.data.table.Tokens"
         )
-    return encode(texts, tokenizer, max_length, prompts=prompts)
+    return encode(texts, tokenizer, max_length, objective)
+
+
+def inputs_of(values: Any) -> list[Any]:
+    """Several inputs; one text is an input by itself."""
+    return [values] if isinstance(values, str) else list(values)
+
+
+def one_input(value: Any, objective: Objective, *, are_pairs: bool) -> Any:
+    """A text, a pair of texts as a tuple, or a list of words. Raises InputError for others."""
+    needs = "lists of words" if objective.reads_words else "texts (str)"
+    if are_pairs:
+        needs = "pairs of texts (two str)"
+    if not objective.reads_words and not are_pairs:
+        fits = isinstance(value, str)
+    else:
+        parts = value if isinstance(value, list | tuple) else [None]
+        fits = all(isinstance(part, str) for part in parts) and (len(parts) == 2 or not are_pairs)
+        value = tuple(parts) if are_pairs else list(parts)
+    if not fits:
+        raise InputError(f"an input is a {type(value).__name__}; this model reads {needs}")
+    return value
 
 
 def picture_examples(values: Any, shape: Sequence[int]) -> Images:

@@ -17,12 +17,13 @@ from ..data import Data
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError, listed
+from ..objectives.objective import Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..store.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
-from .examples import picture_examples, text_examples
+from .examples import inputs_of, picture_examples, text_examples
 from .generation import generate
 from .module import LogitsModule
 
@@ -78,7 +79,8 @@ class PersonalModel:
         can tell.
 
         Args:
-            inputs: texts; or pictures as paths, a folder, PIL's images or arrays ``[n, C, H, W]``.
+            inputs: texts, pairs of texts or lists of words; or pictures as paths, a folder, PIL's
+                images or arrays ``[n, C, H, W]``.
             max_new_tokens: of a language model's text.
 
         Returns:
@@ -88,22 +90,29 @@ class PersonalModel:
         Raises:
             InputError: the model reads inputs of another kind, or one of them can't be read.
         """
+        inputs = inputs if isinstance(inputs, Tokens | Images | Dataset) else inputs_of(inputs)
         examples = self.examples(inputs)
         say_cut(self.trained, [examples])
-        return self.predict_examples(examples, max_new_tokens)
+        return self.predict_examples(examples, inputs, max_new_tokens)
 
-    def predict_examples(self, examples: Tokens | Images, max_new_tokens: int) -> list[Any]:
-        """The same of `examples`."""
-        objective = self.trained.task.backbone.objective
+    def predict_examples(
+        self, examples: Tokens | Images, inputs: Sequence[Any], max_new_tokens: int
+    ) -> list[Any]:
+        """The same of `examples`, which are these ``inputs``."""
+        backbone = self.trained.task.backbone
+        objective = backbone.objective
         if isinstance(examples, Tokens) and objective.generates:
             return self._texts(examples, max_new_tokens)
         size = self.trained.experiment.evaluate.batch_size
-        predictions: list[Any] = [None] * len(examples)
+        words = Words(self.classes, backbone.tokenizer)
+        answers: list[Any] = [None] * len(examples)
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
-            answers = objective.answers(self.logits(examples.batch(rows)), self.classes)
-            for row, answer in zip(rows, answers, strict=True):
-                predictions[row] = answer
-        return predictions
+            batch = examples.batch(rows)
+            found = objective.predictions(self.logits(batch), batch, self.logits).cpu().numpy()
+            some = [inputs[row] for row in rows] if objective.keeps_rows else ()
+            for row, answer in zip(rows, objective.answers(found, some, words), strict=True):
+                answers[row] = answer
+        return answers
 
     def examples(self, inputs: Any) -> Tokens | Images:
         """Inputs as `predict` takes them, tokenised or decoded as in the run. Raises InputError
@@ -158,8 +167,9 @@ def predict_by_client(
         state = to_device(trained.client_state(client), trained.task.device)
         rows = [row for row, name in enumerate(clients) if name == client]
         model = PersonalModel(trained, client, state)
-        read.append(model.examples([inputs[row] for row in rows]))
-        found = model.predict_examples(read[-1], max_new_tokens)
+        own = [inputs[row] for row in rows]
+        read.append(model.examples(own))
+        found = model.predict_examples(read[-1], own, max_new_tokens)
         for row, result in zip(rows, found, strict=True):
             results[row] = result
     say_cut(trained, read)
@@ -188,8 +198,10 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
         return picture_examples(inputs, data["picture"])
     max_length = trained.experiment.data.max_length
     backbone = trained.task.backbone
-    prompts = backbone.objective.generates
-    examples = text_examples(inputs, backbone.tokenizer, max_length, prompts=prompts)
+    are_pairs = bool(data.get("pair"))
+    examples = text_examples(
+        inputs, backbone.tokenizer, max_length, backbone.objective, are_pairs=are_pairs
+    )
     check_ids(examples, backbone)
     return examples
 

@@ -9,15 +9,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..data.by_user import files_of
 from ..data.class_folders import picture_rows
-from ..data.columns import TEXT_NAMES, of_tables, usual_column
+from ..data.columns import read_inputs, usual_column
 from ..data.config import DataConfig
 from ..data.conll import looks_like_conll
 from ..data.images import PICTURES
@@ -30,7 +28,7 @@ from ..data.tables import (
     separator_of,
 )
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
-from ..objectives import CausalLM
+from ..objectives import DEFAULT
 from ..objectives.classification import Prediction
 from ..objectives.objective import Objective
 from .examples import picture_paths
@@ -95,10 +93,9 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
 
 def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
     image = None if text else data.image
-    # of such a task only the inputs are read
-    config = DataConfig(path=source, text=text or data.text, image=image, task=CausalLM.name)
+    config = replace(data, path=source, text=text or data.text, image=image)
     table = local_table(source)
-    inputs = of_tables(table, None, config).read(np.arange(len(table)))
+    inputs = read_inputs(table, config, objective_of_data(data))
     if isinstance(inputs, list) == images:
         has, reads = ("texts", "pictures") if images else ("pictures", "texts")
         raise InputError(f"{source} has {has}, and this model reads {reads}")
@@ -217,7 +214,7 @@ def _text_column(columns: Sequence[str], name: str | None, source: str) -> str:
         raise unknown(
             "column", name, columns, where=f"{source} (--text names the texts)", kind="columns"
         )
-    column = name or usual_column(TEXT_NAMES, columns)
+    column = name or usual_column(DEFAULT.input_names, columns)
     if column is None:
         raise InputError(
             f"no column of {source} has a usual name for texts; name it with --text; columns: "

@@ -83,8 +83,8 @@ class TextInputs:
         if self.model_type in _OFFSET:
             count = real.long()
             inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx
-        if self.model_type in _TYPED:
-            inputs["token_type_ids"] = torch.zeros_like(ids)
+        if self.model_type in _TYPED or "token_type_ids" in batch:
+            inputs["token_type_ids"] = batch.get("token_type_ids", torch.zeros_like(ids))
         return inputs
 
     def _causal(self, real: Tensor) -> Tensor | dict[str, Tensor]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .encoding import Example, encodings, filler
 from .objective import Objective, Scores
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
 class Exported(ABC):
@@ -63,6 +65,39 @@ class CausalLM(Objective):
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForCausalLM"}
     peft_task = "CAUSAL_LM"
     exported = Exported
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        targets: Sequence[Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Iterator[Example]:
+        """Yield the tokens of each text with its end, the tokenizer's end-of-text token, once.
+
+        A text that is truncated has none: it did not end there. There are no tokens of a text of
+        blanks alone, or without a token to predict.
+        """
+        end, added = tokenizer.eos_token_id, tokenizer.num_special_tokens_to_add()
+        for text, encoding in zip(values, encodings(values, tokenizer, None), strict=True):
+            ids = encoding.ids
+            is_blank = not text.strip() or len(ids) <= added
+            while end is not None and ids[-1:] == [end]:
+                del ids[-1]
+            ids += [] if end is None else [end]
+            is_cut = len(ids) > max_length
+            yield Example([] if is_blank or len(ids) < 2 else ids[:max_length], is_cut)
+
+    def encode_prompts(
+        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> Iterator[Example]:
+        """Yield the tokens of each text without the end that some tokenizers add, since a model
+        goes on from it."""
+        for encoding in encodings(values, tokenizer, None):
+            ids = encoding.ids
+            if ids and ids[-1] == tokenizer.eos_token_id and encoding.special_tokens_mask[-1]:
+                del ids[-1]
+            yield Example(ids[:max_length] or [filler(tokenizer)], len(ids) > max_length)
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the real tokens but the first, and which

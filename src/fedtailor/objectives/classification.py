@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed, spelt
 from .cells import Cells, is_blank, trimmed, whole
-from .objective import MetricFunction, Objective, Scores, Targets
+from .objective import LogitsOf, MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,6 +133,8 @@ class Classification(Objective):
 
     name = "classification"
     target_names = ("label", "labels", "target", "category")
+    takes_pairs = True
+    names_classes = True
     has_classes = True
     auto_classes: ClassVar[Mapping[str, str]] = {
         "text": "AutoModelForSequenceClassification",
@@ -156,17 +158,21 @@ class Classification(Objective):
         hits = (logits.argmax(-1) == labels) & ~loss.isnan()
         return Scores(loss, hits.float(), torch.ones_like(loss))
 
-    def predictions(self, logits: Tensor) -> Tensor:
+    def predictions(
+        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
+    ) -> Tensor:
         """Return the probability of each class, float64 ``[b, classes]``."""
         return logits.double().softmax(-1)
 
-    def answers(self, logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
+    def answers(
+        self, predictions: Probabilities, inputs: Sequence[Any], words: Words
+    ) -> list[Prediction]:
         """Return the most probable class of each example, with all probabilities."""
         found = []
-        for values in logits.softmax(1).tolist():
+        for values in predictions.tolist():
             best = int(np.argmax(values))
-            of_classes = dict(zip(classes, values, strict=True))
-            found.append(Prediction(classes[best], values[best], of_classes))
+            of_classes = dict(zip(words.classes, values, strict=True))
+            found.append(Prediction(words.classes[best], values[best], of_classes))
         return found
 
     def columns(self, answer: Prediction) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,12 +12,16 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from .cells import Cells
+from .encoding import Example, whole_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
-MetricFunction = Callable[[NDArray[Any], NDArray[np.float64]], float]
-"""From the targets ``[n]`` of a client and the predictions ``[n, ...]`` to a number."""
+IGNORED = -100  # a target that stands for none
+MetricFunction = Callable[[Any, Any], float]
+"""From the targets of a client's examples and the predictions, as `Objective.compared` gives them,
+to a number."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,37 @@ class Scores:
 class Targets:
     """What the rows of a source are to be predicted as. ``is_known`` ``[N]`` is False for rows
     without a target, which are left out. ``classes`` are the names of class numbers, if the targets
-    are any."""
+    are any. Where the targets go by tokens, ``values`` are what `Objective.encode` takes."""
 
-    values: NDArray[Any]  # [N]
+    values: NDArray[Any]  # [N] or [N, outputs]
     is_known: NDArray[np.bool_]  # [N]
     classes: tuple[str, ...] = ()
     scale: tuple[float, ...] = ()  # what the outputs are to be scaled by; see `Objective.scaled`
+
+
+@dataclass(frozen=True)
+class Words:
+    """What numbers stand for: the names of classes, and the tokenizer, if there is one."""
+
+    classes: Sequence[str] = ()
+    tokenizer: Any = None
+
+
+LogitsOf = Callable[[dict[str, "Tensor"]], "Tensor"]
 
 
 class Objective(ABC):
     """A kind of task. One object serves all data sets and models, but where `scaled`."""
 
     name: ClassVar[str]  # data.task in an experiment
+    input_names: ClassVar[tuple[str, ...]] = ("text", "sentence", "content")  # usual names
+    second_names: ClassVar[tuple[str, ...]] = ()  # of a second text that an input always has
     target_names: ClassVar[tuple[str, ...]] = ()  # usual names of the target's column; (): none
-    has_classes: ClassVar[bool] = False  # each row has one of the classes that the data name
+    takes_pairs: ClassVar[bool] = False  # an input may be two texts
+    reads_words: ClassVar[bool] = False  # an input is a list of words
+    keeps_rows: ClassVar[bool] = False  # what is compared are the rows' own inputs and targets
+    names_classes: ClassVar[bool] = False  # the data name classes
+    has_classes: ClassVar[bool] = False  # each row has one of these classes
     per_token: ClassVar[bool] = False  # logits [b, L, vocabulary]: each token is a prediction
     generates: ClassVar[bool] = False  # an input is a prompt, which the model goes on from
     auto_classes: ClassVar[Mapping[str, str]]  # of transformers, by the modality of the inputs
@@ -81,6 +102,11 @@ class Objective(ABC):
         return self
 
     @property
+    def takes_images(self) -> bool:
+        """Whether an input may be a picture."""
+        return "image" in self.auto_classes
+
+    @property
     def reads_targets(self) -> bool:
         """Whether the data need a column of targets."""
         return bool(self.target_names)
@@ -96,6 +122,33 @@ class Objective(ABC):
             InputError: the column holds something else.
         """
         return None
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        targets: Sequence[Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Iterator[Example]:
+        """Yield the examples of some texts, pairs of texts (tuples) or lists of words.
+
+        Args:
+            values: the inputs.
+            targets: `Targets.values` of each, where these go by tokens; None: by rows.
+            tokenizer: a fast one.
+            max_length: tokens of a sequence.
+        """
+        return whole_texts(values, tokenizer, max_length)
+
+    def encode_prompts(
+        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> Iterator[Example]:
+        """Yield the examples of some inputs whose targets are not known."""
+        return self.encode(values, None, tokenizer, max_length)
+
+    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any] | None:
+        """Return targets of ``rows`` that have so many tokens each; None: the inputs are."""
+        return np.zeros(rows, np.int64) if self.reads_targets else None
 
     def check_modality(self, modality: str) -> None:
         """Raise InputError if the task can't have such inputs."""
@@ -117,14 +170,38 @@ class Objective(ABC):
             batch: the inputs and targets.
         """
 
-    def predictions(self, logits: Tensor) -> Tensor:
-        """Return what metrics are computed from, float64 ``[b, ...]``; by default the outputs."""
+    def predictions(
+        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
+    ) -> Tensor:
+        """Return what metrics and answers are computed from, float64 ``[b, ...]``; by default the
+        outputs. Rows of several batches are padded with zeros to one width.
+
+        Args:
+            logits: of the batch.
+            batch: its inputs; the targets, where they are known.
+            logits_of: computes the logits of another batch.
+        """
         return logits.double()
 
-    def answers(self, logits: Tensor, classes: Sequence[str]) -> list[Any]:
-        """Return what ``predict`` answers for each example; by default its outputs. Where the task
-        ``generates``, it answers with a text instead."""
-        answers: list[Any] = logits.tolist()
+    def compared(
+        self, targets: Any, predictions: NDArray[np.float64], rows: Sequence[Any], words: Words
+    ) -> tuple[Any, Any]:
+        """Return what a metric function takes: a client's targets and the predictions of them.
+
+        Args:
+            targets: numbers ``[n, ...]``, or n arrays where they go by tokens.
+            predictions: ``[n, ...]``, of `predictions`.
+            rows: the inputs and targets of the source, if the task ``keeps_rows``.
+            words: the names of classes, and the tokenizer.
+        """
+        return targets, predictions
+
+    def answers(
+        self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
+    ) -> list[Any]:
+        """Return what ``predict`` answers for each of some ``inputs``; by default its outputs.
+        Where the task ``generates``, it answers with a text instead."""
+        answers: list[Any] = predictions.tolist()
         return answers
 
     @abstractmethod

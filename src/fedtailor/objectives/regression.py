@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, is_blank
-from .objective import MetricFunction, Objective, Scores, Targets
+from .objective import LogitsOf, MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,6 +117,7 @@ class Regression(Objective):
     }
     reported = tuple(metrics)
     errors = frozenset({"rmse", "mae"})
+    takes_pairs = True
     selects = "rmse"
     has_hits = False
     has_scale = True
@@ -136,13 +137,15 @@ class Regression(Objective):
         loss = (logits[:, 0] - targets.to(logits)).square()
         return Scores(loss, torch.zeros_like(loss), torch.ones_like(loss))
 
-    def predictions(self, logits: Tensor) -> Tensor:
+    def predictions(
+        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
+    ) -> Tensor:
         """Return the numbers, float64 ``[b, 1]``."""
         return self.mean + self.deviation * logits.double()
 
-    def answers(self, logits: Tensor, classes: Sequence[str]) -> list[float]:
+    def answers(self, predictions: Numbers, inputs: Sequence[Any], words: Words) -> list[float]:
         """Return the number of each example."""
-        numbers: list[float] = self.predictions(logits)[:, 0].tolist()
+        numbers: list[float] = predictions[:, 0].tolist()
         return numbers
 
     def columns(self, answer: float) -> dict[str, Any]:

@@ -195,6 +195,8 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield "[data]"
     yield _line("path", survey.path, "from the current folder, or else from this file's")
     yield _line("text" if is_text else "image", roles.source)
+    if roles.pair is not None:
+        yield _line("text_pair", roles.pair, "the second text of each input")
     if roles.label is None:
         yield _line("task", CausalLM.name, "a language model, trained on the texts alone")
     elif roles.task == Regression.name:

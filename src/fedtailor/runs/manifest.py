@@ -272,6 +272,7 @@ def data_manifest(federation: Federation) -> dict[str, Any]:
         "picture": dataset.picture,
         "classes": list(dataset.classes),
         **({"scale": list(dataset.scale)} if dataset.scale else {}),
+        **({"pair": list(dataset.pair)} if dataset.pair else {}),
         "names": None if federation.names is None else list(federation.names),
         "omissions": [asdict(one) for one in federation.omissions],
     }
