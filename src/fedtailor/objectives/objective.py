@@ -62,6 +62,9 @@ class Words:
     tokenizer: Any = None
 
 
+Roles = dict[str, str | tuple[str, ...]]
+"""Columns by what they are in ``[data]``: ``text``, ``text_pair``, ``label``."""
+
 LogitsOf = Callable[[dict[str, "Tensor"]], "Tensor"]
 
 
@@ -122,6 +125,15 @@ class Objective(ABC):
             InputError: the column holds something else.
         """
         return None
+
+    def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
+        """Return which columns of a table this task reads, if the table is surely one of its kind;
+        else nothing.
+
+        Args:
+            columns: the first values of each, by name.
+        """
+        return {}
 
     def encode(
         self,
