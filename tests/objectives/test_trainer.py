@@ -50,6 +50,7 @@ def data_of(kind: str) -> ft.Data:
     labels: Any = {
         "classification": ["long" if number > 42 else "short" for number in numbers],
         "regression": numbers,
+        "multi-label": [[name for name in ("bed", "left", "night") if name in t] for t in texts],
     }.get(kind)
     return ft.Data.from_arrays(texts, labels, task=kind)
 
@@ -67,6 +68,8 @@ def for_trainer(kind: str, batch: Mapping[str, Tensor], scale: tuple[float, ...]
     if kind == "causal-lm":
         real = batch["attention_mask"].bool()
         return {**batch, "labels": batch["input_ids"].masked_fill(~real, -100)}
+    if kind == "multi-label":
+        return {**batch, "labels": batch["labels"].float()}
     if kind == "regression":
         return {**batch, "labels": ((batch["labels"] - scale[0]) / scale[1]).float()}
     return dict(batch)
@@ -83,6 +86,9 @@ def scores(kind: str, outputs: Tensor, labels: Any, scale: tuple[float, ...]) ->
             "pearson": stats.pearsonr(labels, predicted).statistic,
             "spearman": stats.spearmanr(labels, predicted).statistic,
         }
+    if kind == "multi-label":
+        found = outputs.double().sigmoid().numpy()
+        return {"map": metrics.average_precision_score(labels, found)}
     if kind == "classification":
         found = outputs.double().softmax(1).numpy()
         return {

@@ -77,7 +77,7 @@ def _predict(options: argparse.Namespace) -> None:
     else:
         results = predict_by_client(trained, rows.inputs, clients, max_new_tokens=most)
     right = ""
-    if rows.labels is not None and trained.data["classes"]:
+    if rows.labels is not None and objective.has_classes:
         right = accuracy(results, rows.labels, classes)
         numbers = class_numbers(rows.labels, classes)
         if seen := count_trained_on(trained, rows.inputs, numbers):

@@ -112,7 +112,7 @@ class Data:
                 listed = ", ".join(map(str, rows.columns))
                 raise InputError(f"no column {absent[0]!r} in the test rows; columns: {listed}")
             values = {
-                role: _values(rows[name].tolist(), f"column {name!r}", rows.index)
+                role: _values(_plain(rows[name].tolist()), f"column {name!r}", rows.index)
                 for role, name in names.items()
             }
             for role in ("inputs", "seconds"):

@@ -18,6 +18,7 @@ _SHORT = 3  # clients that the short sentence names
 Kind = Literal[
     "client-blanks",
     "label-blanks",
+    "labels-split",
     "no-label",
     "label-like-none",
     "no-row-of-class",

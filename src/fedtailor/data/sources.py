@@ -172,6 +172,8 @@ def load_data(
         *told("no-label", np.setdiff1d(drawn, labelled), "without a label, left out"),
     ]
     if targets is not None:
+        if targets.note:
+            omissions.append(Omission("labels-split", len(labelled), targets.note))
         omissions += _of_classes(targets, rows, rows < columns.num_train, config, told)
     if isinstance(values, list) and isinstance(inputs, Tokens):
         omissions += _of_texts(values, labelled, inputs, rows, config, objective, groups, told)
@@ -205,15 +207,18 @@ def _of_classes(
     """Tell of classes whose name often stands for no label, unless ``config`` names the classes;
     and of classes that no training row has."""
     found: list[Omission] = []
+    several = targets.values.ndim > 1  # of a row, 0 or 1 each
     for number, name in enumerate(targets.classes if not config.classes else ()):
         if name.lower() in _NONE:
             what = (
                 f"with the label {name!r}, which counts as a class; if it means that there is no "
                 "label, empty these cells"
             )
-            found += told("label-like-none", rows[targets.values[rows] == number], what)
-    numbers = np.arange(len(targets.classes))
-    absent = np.setdiff1d(numbers, targets.values[rows[is_train]])
+            values = targets.values[rows]
+            is_there = values[:, number] > 0 if several else values == number
+            found += told("label-like-none", rows[is_there], what)
+    numbers, train = np.arange(len(targets.classes)), targets.values[rows[is_train]]
+    absent = np.setdiff1d(numbers, train.nonzero()[1] if several else train)
     if names := [targets.classes[number] for number in absent]:
         what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
         found.append(Omission("no-row-of-class", len(names), what))

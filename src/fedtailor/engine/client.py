@@ -227,7 +227,7 @@ class ClientEvaluation(_Clients):
         sums = np.stack([of_split[:, : scoring.num_sums].sum(0) for of_split in scores])
         if not scoring.metrics.asked:
             return ClientEvaluationResult(sums, None)
-        return ClientEvaluationResult(sums, None, tuple(map(scoring.metric_values, rows, scores)))
+        return ClientEvaluationResult(sums, None, scoring.metric_values(rows, scores))
 
 
 def client_diagnostics(

@@ -89,13 +89,23 @@ class Scoring:
             scores[at] = batch_scores
         return scores
 
-    def metric_values(self, rows: Indices, scores: NDArray[np.float64]) -> MetricValues:
-        """The metrics of one client's ``rows``."""
-        dataset, backbone = self.federation.dataset, self.task.backbone
-        words = Words(dataset.classes, backbone.tokenizer)
-        kept = () if dataset.rows is None else [dataset.rows[row] for row in rows]
-        compared = partial(backbone.objective.compared, rows=kept, words=words)
-        return self.metrics(dataset.targets(rows), scores[:, self.num_sums :], compared)
+    def metric_values(
+        self, rows: Sequence[Indices], scores: Sequence[NDArray[np.float64]]
+    ) -> tuple[MetricValues, ...]:
+        """The metrics of one client's rows of each split; what the kind of task tunes is chosen on
+        those for validation."""
+        dataset, objective = self.federation.dataset, self.task.backbone.objective
+        words = Words(dataset.classes, self.task.backbone.tokenizer)
+        found = []
+        for split, of_split, values in zip(SPLITS, rows, scores, strict=True):
+            targets, predictions = dataset.targets(of_split), values[:, self.num_sums :]
+            finite = len(of_split) > 0 and bool(np.isfinite(predictions).all())
+            if objective.tunes and split == "validation" and finite:
+                objective = objective.tuned(objective.chosen(targets, predictions))
+            kept = () if dataset.rows is None else [dataset.rows[row] for row in of_split]
+            compared = partial(objective.compared, rows=kept, words=words)
+            found.append(self.metrics(targets, predictions, compared))
+        return tuple(found)
 
     def _batch(self, state: Params, rows: Indices) -> NDArray[np.float64]:
         method, task, trigger = self.method, self.task, self.trigger
@@ -137,18 +147,19 @@ def evaluate_one(
     for portion, batch_scores in scores_of(portions):
         scores[portion.split] = _widened(scores[portion.split], batch_scores)
         scores[portion.split][portion.places] = batch_scores
-    sums = np.zeros((len(clients), len(SPLITS), columns))
-    values: list[list[MetricValues]] = [[] for _ in clients]
+    sums, parts = np.zeros((len(clients), len(SPLITS), columns)), []
     for number, split in enumerate(SPLITS):
         sizes = [federation.num_rows(client, split) for client in clients]
         losses = scores[number][:, :columns]
         np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), losses)
-        if metrics.asked:
-            ends = np.cumsum(sizes)[:-1]
-            parts = np.split(rows[number], ends), np.split(scores[number], ends)
-            for of_client, *part in zip(values, *parts, strict=True):
-                of_client.append(scoring.metric_values(*part))
-    of_metrics = metrics.names, values if metrics.asked else ()
+        ends = np.cumsum(sizes)[:-1]
+        parts.append((np.split(rows[number], ends), np.split(scores[number], ends)))
+    values = []
+    if metrics.asked:
+        for of_client in range(len(clients)):
+            of_splits = [(rows[of_client], found[of_client]) for rows, found in parts]
+            values.append(scoring.metric_values(*zip(*of_splits, strict=True)))
+    of_metrics = metrics.names, values
     hits = federation.dataset.objective.has_hits
     return evaluations("global", clients, sums, *of_metrics, has_hits=hits)
 

@@ -57,7 +57,7 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
     check_names("class", info.classes)
     if info.task not in OBJECTIVES:
         raise WireError(f"its task is {brief(info.task)}; allowed: {', '.join(OBJECTIVES)}")
-    if OBJECTIVES[info.task].has_classes and not info.classes:
+    if OBJECTIVES[info.task].names_classes and not info.classes:
         raise WireError(f"its task is {info.task}, and it has no classes")
     if data.classes and info.classes != data.classes:
         raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")

@@ -5,13 +5,24 @@ from __future__ import annotations
 from ..errors import unknown
 from .causal_lm import CausalLM
 from .classification import Classification
+from .multi_label import MultiLabel
 from .objective import Objective
 from .regression import Regression
 
 DEFAULT: Objective = Classification()
-OBJECTIVES: dict[str, Objective] = {one.name: one for one in (DEFAULT, Regression(), CausalLM())}
+OBJECTIVES: dict[str, Objective] = {
+    one.name: one for one in (DEFAULT, MultiLabel(), Regression(), CausalLM())
+}
 
-__all__ = ["DEFAULT", "OBJECTIVES", "CausalLM", "Classification", "Regression", "objective_of"]
+__all__ = [
+    "DEFAULT",
+    "OBJECTIVES",
+    "CausalLM",
+    "Classification",
+    "MultiLabel",
+    "Regression",
+    "objective_of",
+]
 
 
 def objective_of(task: Objective | str | None) -> Objective:

@@ -210,39 +210,49 @@ class Classification(Objective):
             check_labels(cells.place, labels)
         if not source_classes:
             labels = [label if label in classes else trimmed(label) for label in labels]
-        if classes and source_classes:
-            allowed = range(len(source_classes))
-            labels = [source_classes[x] if x in allowed else x for x in labels]
         train, test = labels[: cells.num_train], labels[cells.num_train :]
         for split, values in (("training", train), ("test", test)):
             if len(values) and all(map(is_blank, values)):
                 raise InputError(
                     f"{cells.place}: no row of the {split} split has a label; name another column"
                 )
-        train = [label for label in train if not is_blank(label)]
-        test = [label for label in test if not is_blank(label)]
-        if not all(isinstance(label, str) for label in train) and not all(
-            isinstance(label, int) for label in train
-        ):
-            wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
-            raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
-        names = classes or source_classes
-        known = {*train, *test}
-        if isinstance(train[0], str):
-            names = names or tuple(sorted(set(train)))
-            numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
-        elif not names or ({*map(str, known)} & {*names} and not source_classes):
-            names = names or tuple(map(str, sorted(set(train))))
-            by_name = {name: number for number, name in enumerate(names)}
-            numbers = {value: by_name[str(value)] for value in known if str(value) in by_name}
-        else:
-            numbers = {number: number for number in range(len(names))}
-        if not classes and not source_classes:
-            check_few_classes(cells.place, len(names), len(train))
-        _check_known(cells, labels, numbers, names)
-        encoded = [-1 if is_blank(label) else numbers[label] for label in labels]
-        numbered = np.array(encoded, np.int64)
-        return Targets(numbered, numbered >= 0, names)
+        numbers, names = numbered(cells, labels, classes)
+        return Targets(numbers, numbers >= 0, names)
+
+
+def numbered(
+    cells: Cells, labels: Sequence[Any], classes: tuple[str, ...]
+) -> tuple[Labels, tuple[str, ...]]:
+    """Return the class number of each label, -1 for an empty one, and the names of the classes, as
+    `Classification.targets` says; ``labels`` are those of ``cells``, without blanks. Raises
+    InputError as it does."""
+    source_classes = cells.classes
+    if classes and source_classes:
+        allowed = range(len(source_classes))
+        labels = [source_classes[x] if x in allowed else x for x in labels]
+    train = [label for label in labels[: cells.num_train] if not is_blank(label)]
+    test = [label for label in labels[cells.num_train :] if not is_blank(label)]
+    if not all(isinstance(label, str) for label in train) and not all(
+        isinstance(label, int) for label in train
+    ):
+        wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
+        raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
+    names = classes or source_classes
+    known = {*train, *test}
+    if all(isinstance(label, str) for label in train):
+        names = names or tuple(sorted(set(train)))
+        numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
+    elif not names or ({*map(str, known)} & {*names} and not source_classes):
+        names = names or tuple(map(str, sorted(set(train))))
+        by_name = {name: number for number, name in enumerate(names)}
+        numbers = {value: by_name[str(value)] for value in known if str(value) in by_name}
+    else:
+        numbers = {number: number for number in range(len(names))}
+    if not classes and not source_classes:
+        check_few_classes(cells.place, len(names), len(train))
+    _check_known(cells, labels, numbers, names)
+    encoded = [-1 if is_blank(label) else numbers[label] for label in labels]
+    return np.array(encoded, np.int64), names
 
 
 def check_few_classes(place: str, classes: int, rows: int) -> None:

@@ -52,6 +52,7 @@ class Targets:
     is_known: NDArray[np.bool_]  # [N]
     classes: tuple[str, ...] = ()
     scale: tuple[float, ...] = ()  # what the outputs are to be scaled by; see `Objective.scaled`
+    note: str = ""  # what is to be said of how the column was read
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Objective(ABC):
     takes_pairs: ClassVar[bool] = False  # an input may be two texts
     reads_words: ClassVar[bool] = False  # an input is a list of words
     keeps_rows: ClassVar[bool] = False  # what is compared are the rows' own inputs and targets
+    takes_flags: ClassVar[bool] = False  # the targets may be several columns of 0 and 1
     names_classes: ClassVar[bool] = False  # the data name classes
     has_classes: ClassVar[bool] = False  # each row has one of these classes
     per_token: ClassVar[bool] = False  # logits [b, L, vocabulary]: each token is a prediction
@@ -90,6 +92,7 @@ class Objective(ABC):
     has_hits: ClassVar[bool] = True  # a prediction is right or wrong: there is an accuracy
     has_scale: ClassVar[bool] = False  # the model's outputs are scaled to the targets
     selects: ClassVar[str] = "loss"  # the metric that chooses the round, unless an experiment does
+    tunes: ClassVar[str | None] = None  # a metric: a number chosen on a client's validation rows
     exported: ClassVar[type]  # its source goes into exports: what a model says there
     peft_task: ClassVar[str | None] = None  # of PEFT's adapters
 
@@ -103,6 +106,19 @@ class Objective(ABC):
     def scaled(self, scale: Sequence[float]) -> Objective:
         """Return the objective for targets of that ``scale``, as `Targets` has it; (): unknown."""
         return self
+
+    def tuned(self, value: float) -> Objective:
+        """Return the objective with a value of what it ``tunes``."""
+        return self
+
+    def chosen(self, targets: Any, predictions: NDArray[np.float64]) -> float:
+        """Return the best value of what it ``tunes``, on a client's validation examples.
+
+        Args:
+            targets: ``[n, ...]``.
+            predictions: ``[n, ...]``, finite ones of `predictions`.
+        """
+        raise NotImplementedError
 
     @property
     def takes_images(self) -> bool:

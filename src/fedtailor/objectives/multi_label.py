@@ -1,0 +1,336 @@
+"""Multi-label: any number of the labels that the data name hold for an example, or none."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, brief
+from .cells import Cells, is_blank, trimmed, whole
+from .classification import numbered
+from .objective import LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Holds = NDArray[np.integer[Any]]  # 0 or 1: whether each label holds, [n, labels]
+Predictions = NDArray[
+    np.float64
+]  # the probability of each label, then the threshold: [n, labels+1]
+
+_BETWEEN = ("|", ";", ",")  # names in a cell
+_THRESHOLDS = np.array(sorted(np.arange(1, 20) / 20, key=lambda value: abs(value - 0.5)))
+
+
+def _decided(predictions: Predictions) -> NDArray[np.bool_]:
+    """Whether the probability of each label is above the threshold, ``[n, labels]``."""
+    decided: NDArray[np.bool_] = predictions[:, :-1] > predictions[:, -1:]
+    return decided
+
+
+def f1_micro(targets: Holds, predictions: Predictions) -> float:
+    """The F1 over all labels of all examples together; NaN where none holds and none is predicted.
+
+    Args:
+        targets: 1 where a label holds ``[n, labels]``.
+        predictions: the probability of each label, and last the threshold, ``[n, labels + 1]``.
+
+    >>> P = np.array([[0.9, 0.1, 0.5], [0.8, 0.6, 0.5]])
+    >>> f1_micro(np.array([[1, 0], [0, 1]]), P)
+    0.8
+    """
+    from sklearn.metrics import f1_score
+
+    decided = _decided(predictions).astype(int)
+    return float(f1_score(targets, decided, average="micro", zero_division=np.nan))
+
+
+def f1_macro(targets: Holds, predictions: Predictions) -> float:
+    """The mean of the F1 of each label that holds for any example; NaN where there is none."""
+    from sklearn.metrics import f1_score
+
+    present = np.flatnonzero(targets.any(0))
+    if not len(present):
+        return math.nan
+    decided = _decided(predictions).astype(int)
+    return float(f1_score(targets, decided, labels=present, average="macro", zero_division=0))
+
+
+def mean_average_precision(targets: Holds, predictions: Predictions) -> float:
+    """The mean of the average precision of each label that holds for any example; NaN where there
+    is none. No threshold counts."""
+    from sklearn.metrics import average_precision_score
+
+    present = np.flatnonzero(targets.any(0))
+    if not len(present):
+        return math.nan
+    each = [average_precision_score(targets[:, k], predictions[:, k]) for k in present]
+    return float(np.mean(each))
+
+
+def threshold_of(targets: Holds, predictions: Predictions) -> float:
+    """The probability above which a label is predicted."""
+    return float(predictions[0, -1])
+
+
+@dataclass(frozen=True)
+class LabelsPrediction:
+    """The labels whose probability is above the threshold, and the probability of every label."""
+
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
+class Exported(ABC):
+    """What an exported model says. This code goes into the export: it imports nothing from here."""
+
+    generates = False
+    about: dict[str, Any]
+
+    def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
+        """Return the probability of each label, for every text or file with a picture."""
+        labels = list(self.about["id2label"].values())
+        rows = [one.sigmoid().tolist() for one in self.outputs(inputs)]
+        return [dict(zip(labels, row, strict=True)) for row in rows]
+
+    def labels(self, inputs: Sequence[str]) -> list[list[str]]:
+        """Return the labels of each input: those above the threshold that was chosen on validation
+        data."""
+        above = self.about["threshold"]
+        return [[label for label, p in row.items() if p > above] for row in self.predict(inputs)]
+
+    def say(self, given: str) -> str:
+        """Return a line for each label, the most probable one first, and those above the threshold
+        before."""
+        row = self.predict([given])[0]
+        ranked = sorted(row.items(), key=lambda pair: -pair[1])
+        above = self.about["threshold"]
+        return "\n".join(f"{p:.3f} {'yes' if p > above else ' no'}  {label}" for label, p in ranked)
+
+    def say_all(self, texts: Sequence[str]) -> str:
+        """Return a line for each text, with its labels."""
+        pairs = zip(self.labels(texts), texts, strict=True)
+        return "\n".join(f"{'|'.join(labels) or '-'}  {text}" for labels, text in pairs)
+
+    @abstractmethod
+    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
+        """Return the logits of each input."""
+
+
+@dataclass(frozen=True, eq=False)
+class MultiLabel(Objective):
+    """Each label holds for an example or not; a label is predicted where its probability is above
+    the ``threshold``."""
+
+    threshold: float = 0.5
+
+    name = "multi-label"
+    target_names = ("labels", "label", "tags", "categories", "target")
+    takes_pairs = True
+    takes_flags = True
+    names_classes = True
+    auto_classes: ClassVar[Mapping[str, str]] = {
+        "text": "AutoModelForSequenceClassification",
+        "image": "AutoModelForImageClassification",
+    }
+    metrics: ClassVar[Mapping[str, MetricFunction]] = {
+        "f1_micro": f1_micro,
+        "f1_macro": f1_macro,
+        "map": mean_average_precision,
+        "threshold": threshold_of,
+    }
+    reported = tuple(metrics)
+    shares = frozenset({"f1_micro", "f1_macro", "map"})
+    selects = "f1_micro"
+    tunes = "threshold"
+    exported = Exported
+
+    def tuned(self, value: float) -> MultiLabel:
+        return MultiLabel(value)
+
+    def chosen(self, targets: Holds, predictions: NDArray[np.float64]) -> float:
+        """Return the threshold, of 0.05 to 0.95 in steps of 0.05, with the best micro F1; of equal
+        ones that nearest to 0.5."""
+        scores = []
+        for threshold in _THRESHOLDS:
+            decided = predictions > threshold
+            count = max(1, targets.sum() + decided.sum())
+            scores.append(2 * (decided & (targets > 0)).sum() / count)
+        return float(_THRESHOLDS[int(np.argmax(scores))])
+
+    def num_outputs(self, num_classes: int) -> int:
+        return num_classes
+
+    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
+        return np.zeros((rows, num_classes), np.int64)
+
+    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
+        """Compute the binary cross-entropy, the mean over the labels; a hit has every label right
+        at a probability of 0.5."""
+        import torch
+        from torch.nn import functional as F
+
+        targets = batch["labels"].to(logits)
+        loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)
+        hits = ((logits > 0) == (targets > 0)).all(-1) & ~loss.isnan()
+        return Scores(loss, hits.float(), torch.ones_like(loss))
+
+    def predictions(
+        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
+    ) -> Tensor:
+        """Return the probability of each label, float64 ``[b, labels]``."""
+        return logits.double().sigmoid()
+
+    def compared(
+        self, targets: Any, predictions: NDArray[np.float64], rows: Sequence[Any], words: Words
+    ) -> tuple[Holds, Predictions]:
+        """Return the targets, and the probabilities with the threshold beside them."""
+        threshold = np.full((len(predictions), 1), self.threshold)
+        return targets, np.concatenate([predictions, threshold], 1)
+
+    def answers(
+        self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
+    ) -> list[LabelsPrediction]:
+        """Return the labels of each example, with all probabilities."""
+        found = []
+        for values in predictions.tolist():
+            by_label = dict(zip(words.classes, values, strict=True))
+            above = tuple(label for label, p in by_label.items() if p > self.threshold)
+            found.append(LabelsPrediction(above, by_label))
+        return found
+
+    def columns(self, answer: LabelsPrediction) -> dict[str, Any]:
+        """Return the labels and the probabilities of all."""
+        return {
+            "labels": list(answer.labels),
+            "probabilities": {name: round(p, 6) for name, p in answer.probabilities.items()},
+        }
+
+    def column_names(self, classes: Sequence[str]) -> set[str]:
+        return {"labels", "probabilities", *(f"p({name})" for name in classes)}
+
+    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
+        """Read a column of labels: a list in each cell, also as JSON; or names with one separator
+        between them; or a list with a 0 or 1 for each label.
+
+        The labels are those that occur in training rows, in sorted order. An empty list has none;
+        an empty cell is unknown.
+
+        Args:
+            cells: the column.
+            classes: the names of all labels, in order; (): the source's, or those of its training
+                rows.
+
+        Raises:
+            InputError: a cell holds no labels; no row of a split is known; there are fewer than two
+                labels; a label is of no known name.
+        """
+        between = _separator(cells.values, classes)
+        lists = [_labels(cells, row, between, classes) for row in range(len(cells.values))]
+        known = np.array([one is not None for one in lists], bool)
+        for split, some in (
+            ("training", slice(cells.num_train)),
+            ("test", slice(cells.num_train, None)),
+        ):
+            if len(known[some]) and not known[some].any():
+                raise InputError(
+                    f"{cells.place}: no row of the {split} split has labels; name another column "
+                    "(a row without any label has an empty list, [])"
+                )
+        names = cells.classes
+        if not names and (width := _width(lists)):
+            names = classes or tuple(map(str, range(width)))
+            if len(names) != width:
+                raise InputError(
+                    f"{cells.place} has {width} numbers in each row, and data.classes names "
+                    f"{len(names)} labels; there must be one name for each"
+                )
+            lists = [None if x is None else np.flatnonzero(x).tolist() for x in lists]
+        rows = np.repeat(np.arange(len(lists)), [len(one or ()) for one in lists])
+        flat = Cells(
+            whole([label for one in lists for label in one or ()]) or (),
+            int(np.searchsorted(rows, cells.num_train)),
+            names,
+            cells.place,
+            [cells.row_number(row) for row in rows.tolist()],
+        )
+        numbers: NDArray[np.int64] = np.zeros(0, np.int64)
+        if flat.num_train or classes or names:
+            numbers, names = numbered(flat, flat.values, classes)
+        if len(names) < 2:
+            raise InputError(
+                f"{cells.place} has {len(names)} label{'s' * (len(names) != 1)}; the task "
+                f"{self.name!r} needs two or more"
+            )
+        values = np.zeros((len(lists), len(names)), np.uint8)
+        values[rows, numbers] = 1
+        note = between and f"{cells.place}: labels are split at {between!r}"
+        return Targets(values, known, names, note=note)
+
+    def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
+        """Return the column of texts, and one of lists of names with a usual name."""
+        text = next((name for name in self.input_names if name in columns), None)
+        for name in self.target_names if text else ():
+            cells = [cell for cell in columns.get(name, ()) if cell is not None]
+            labels = [label for cell in cells if isinstance(cell, list) for label in cell]
+            if labels and all(isinstance(x, list) for x in cells) and isinstance(labels[0], str):
+                return {"text": str(text), "label": name}
+        return {}
+
+
+def _separator(values: Sequence[Any], classes: tuple[str, ...]) -> str:
+    """What stands between the labels of a column's cells; empty if nothing does."""
+    texts = {x for x in values if isinstance(x, str) and x.strip() not in classes and not _lists(x)}
+    return next((one for one in _BETWEEN if any(one in text for text in texts)), "")
+
+
+def _lists(text: str) -> bool:
+    return text.strip().startswith("[") and text.strip().endswith("]")
+
+
+def _labels(cells: Cells, row: int, between: str, classes: tuple[str, ...]) -> Sequence[Any] | None:
+    """A cell's labels; None for an empty one."""
+    value = cells.values[row]
+    if is_blank(value) or value != value:
+        return None
+    if isinstance(value, str) and _lists(value):
+        value = _parsed(value)
+    elif isinstance(value, str):
+        parts = [value] if value.strip() in classes or not between else value.split(between)
+        value = [part for part in map(str.strip, parts) if part]
+    elif isinstance(value, int | float):
+        value = [value]
+    labels = value if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(label, str | int | float) and label == label for label in labels):
+        raise InputError(
+            f"{cells.place} holds {brief(cells.values[row], 60)} in row {cells.row_number(row)}; "
+            f"the task {MultiLabel.name!r} needs lists of names or whole numbers, or names with "
+            f"one of {' '.join(_BETWEEN)} between them"
+        )
+    return [trimmed(label) for label in labels if not is_blank(label)]
+
+
+def _parsed(text: str) -> Any:
+    """A list as JSON or Python writes it; None for another text."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError):
+            continue
+    return None
+
+
+def _width(lists: Sequence[Sequence[Any] | None]) -> int:
+    """The length of all lists, where they have a 0 or 1 for each label; else 0."""
+    known = [one for one in lists if one is not None]
+    (width, *others) = {len(one) for one in known}
+    are_flags = not others and width > 1 and {x for one in known for x in one} <= {0, 1}
+    return width if are_flags else 0
