@@ -41,6 +41,7 @@ from fedtailor.errors import InputError
 from fedtailor.store.format import checksum, seal_json
 
 from .fuzz_code import own_code
+from .fuzz_formats import formats
 from .fuzz_images import images
 from .fuzz_messages import answers, requests, wire
 from .fuzz_models import model_folders
@@ -283,6 +284,7 @@ _START: dict[str, Start] = {
     "names": names,
     "code": own_code,
     "test-files": test_files,
+    "formats": formats,
 }
 
 

@@ -12,7 +12,15 @@ from benchmarks.mutations import Attempt, Change, RefusedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fuzz, fuzz_code, fuzz_images, fuzz_messages, fuzz_names, fuzz_test_files
+from benchmarks import (
+    fuzz,
+    fuzz_code,
+    fuzz_formats,
+    fuzz_images,
+    fuzz_messages,
+    fuzz_names,
+    fuzz_test_files,
+)
 from tests.report.conftest import write_run
 
 
@@ -42,6 +50,7 @@ def check(attempt: Attempt, examples: int) -> None:
         (fuzz_names.names, 20),
         (fuzz_code.own_code, 10),
         (fuzz_test_files.test_files, 15),
+        (fuzz_formats.formats, 60),
     ],
 )
 def test_a_mutation_gives_a_result_or_an_input_error(

@@ -59,8 +59,11 @@ def write(path: Path, content: Any) -> str:
     return str(path)
 
 
-def test_squad_has_a_row_for_each_question(tmp_path: Path) -> None:
+def test_squad_has_a_row_for_each_question(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     table = local_table(write(tmp_path / "a.json", SQUAD))
+    assert capfd.readouterr().err == ""
     first = {"text": ["Ada", "Ada wrote"], "answer_start": [0, 0]}
     none: dict[str, list[Any]] = {"text": [], "answer_start": []}
     letters = {"title": "Letters", "context": CONTEXT}
@@ -87,6 +90,13 @@ def test_questions_may_have_no_answers_yet(tmp_path: Path) -> None:
     content["data"].pop()
     table = local_table(write(tmp_path / "b.json", content))
     assert table.column_names == ["id", "title", "context", "question"]
+
+
+@pytest.mark.parametrize("text", ["Ada", ["Ada"]])
+def test_answers_of_users_rows_stay_what_they_are(text: Any, tmp_path: Path) -> None:
+    answers = {"answer_start": [0], "text": text}
+    path = write(tmp_path / "a.json", {"ann": [{"answers": answers}], "bob": [{"question": "x"}]})
+    assert local_table(path)["answers"][:] == [answers, None]
 
 
 def test_articles_may_be_the_clients(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def test_a_site_names_its_own_data(tmp_path: Path) -> None:
     assert (own.data.path, own.data.label) == (str(tmp_path / "own.csv"), "ward")
     assert (own.data.limit, own.data.classes) == (7, ("a", "b"))
     assert at_site(experiment, "owner/set", []).data.name == "owner/set"
+    assert at_site(experiment, str(tmp_path), []).data.path == str(tmp_path)
     for data, setting, message in (
         ("none.csv", "limit=7", "no file 'none.csv'"),
         ("digits", "classes=a", "data.classes can't be set at a site"),

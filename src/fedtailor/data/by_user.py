@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, brief
-from .squad import ANSWERS, is_squad, squad_rows
+from .squad import answers_column, is_squad, squad_rows
 
 _CLIENT = "user"
 
@@ -32,15 +32,13 @@ def rows_by_user(files: Sequence[Path], name: str) -> Any:
     rows; and one row a line. The users are in the column ``user``; LEAF's ``x`` is ``text`` or
     ``image``, its ``y`` ``label``. Raises InputError where a file has none of these forms; an ``x``
     is neither text nor picture."""
-    from datasets import Dataset, Features, Image, List, Value
+    from datasets import Dataset, Image
 
     rows = _spread([row for file in files for row in _rows(file, name)])
     columns = list(dict.fromkeys(column for row in rows for column in row))
     try:
-        table = Dataset.from_dict({c: [row.get(c) for row in rows] for c in columns})
-        if set(table.features.get("answers") or ()) == set(ANSWERS):  # lists may all be empty
-            kinds = {key: List(Value(kind)) for key, kind in ANSWERS.items()}
-            table = table.cast(Features({**table.features, "answers": kinds}))
+        cells = {c: [row.get(c) for row in rows] for c in columns}
+        table = Dataset.from_dict(cells | answers_column(cells.get("answers")))
     except UnicodeEncodeError as error:
         half = f"a text holds half of a character, {error.object[error.start]!a}"
         raise InputError(f"can't read {name!r}: {half}; write it whole, or leave it out") from None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, brief
-
-ANSWERS = {"text": "string", "answer_start": "int32"}  # lists of these types
 
 _LARGEST = 2**31 - 1
 _KINDS = {str: "a text", list: "a list", int: "a whole number"}
@@ -41,6 +39,24 @@ def squad_rows(content: Any, file: Path) -> Iterator[dict[str, Any]]:
                 row = {"id": str(_value(question, "id", (str, int), at)), "title": title}
                 row |= {"context": context, "question": text}
                 yield row | _answers(question, at)
+
+
+def answers_column(cells: Sequence[Any] | None) -> dict[str, Any]:
+    """The column of answers with the types of the hub's, which empty lists do not show; nothing if
+    these are no such answers. Raises ValueError or TypeError where one is of another type."""
+    import pyarrow
+
+    present = [cell for cell in cells or () if cell is not None]
+    if not present or not all(
+        isinstance(cell, dict)
+        and cell.keys() == {"text", "answer_start"}
+        and all(isinstance(values, list) for values in cell.values())
+        for cell in present
+    ):
+        return {}
+    kinds = {"text": pyarrow.string(), "answer_start": pyarrow.int32()}
+    kind = pyarrow.struct({key: pyarrow.list_(kind) for key, kind in kinds.items()})
+    return {"answers": pyarrow.array(cells, kind)}
 
 
 def _answers(question: dict[str, Any], at: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import tomli_w
 
 from ..data import DataConfig
 from ..data.config import Clients
-from ..data.sources import objective_of_data
+from ..data.sources import BUILTIN, objective_of_data
 from ..data.tables import FORMATS
 from ..errors import InputError, brief, listed, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
@@ -371,13 +371,13 @@ def _deploy_toml(deployment: Deployment) -> str:
 
 
 def at_site(experiment: Experiment, data: str, settings: Sequence[str]) -> Experiment:
-    """Return the experiment with the ``data`` of one site, a file or a data set's name, and its
-    ``settings`` of ``[data]``, such as ``label=diagnosis``. Raises InputError where there is no
-    such file, or a site can't set such a key."""
-    is_file = Path(data).suffix in FORMATS
-    if is_file and not Path(data).is_file():
+    """Return the experiment with the ``data`` of one site, a file, a folder or a data set's name,
+    and its ``settings`` of ``[data]``, such as ``label=diagnosis``. Raises InputError where there
+    is no such file, or a site can't set such a key."""
+    is_local = Path(data).suffix in FORMATS or (Path(data).is_dir() and data not in BUILTIN)
+    if is_local and not Path(data).exists():
         raise missing_file(data)
-    fields: dict[str, Any] = {"path": str(Path(data).resolve())} if is_file else {"name": data}
+    fields: dict[str, Any] = {"path": str(Path(data).resolve())} if is_local else {"name": data}
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals:
