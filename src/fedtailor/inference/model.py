@@ -100,7 +100,7 @@ class PersonalModel:
     ) -> list[Any]:
         """The same of `examples`, which are these ``inputs``."""
         backbone = self.trained.task.backbone
-        objective = backbone.objective
+        objective = self.trained.objective_of(self.client)
         if isinstance(examples, Tokens) and objective.generates:
             return self._texts(examples, max_new_tokens)
         size = self.trained.experiment.evaluate.batch_size

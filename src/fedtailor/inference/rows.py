@@ -350,9 +350,11 @@ def as_objects(
 
 
 def as_csv(objects: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of a csv file, the header first; a column ``p(CLASS)`` for each class."""
+    """The lines of a csv file, the header first; a column ``p(CLASS)`` for each class. Of a list
+    the parts have ``|`` between them."""
     for number, content in enumerate(objects):
         flat = {name: value for name, value in content.items() if name != "probabilities"}
+        flat = {k: "|".join(v) or "[]" if isinstance(v, list) else v for k, v in flat.items()}
         flat |= {f"p({name})": p for name, p in content.get("probabilities", {}).items()}
         if number == 0:
             yield _csv_line(flat)

@@ -156,6 +156,9 @@ class MultiLabel(Objective):
     def tuned(self, value: float) -> MultiLabel:
         return MultiLabel(value)
 
+    def described(self) -> dict[str, Any]:
+        return {"threshold": self.threshold}
+
     def chosen(self, targets: Holds, predictions: NDArray[np.float64]) -> float:
         """Return the threshold, of 0.05 to 0.95 in steps of 0.05, with the best micro F1; of equal
         ones that nearest to 0.5."""

@@ -120,6 +120,10 @@ class Objective(ABC):
         """
         raise NotImplementedError
 
+    def described(self) -> dict[str, Any]:
+        """Return what `exported` needs to know, for the description of an export."""
+        return {}
+
     @property
     def takes_images(self) -> bool:
         """Whether an input may be a picture."""

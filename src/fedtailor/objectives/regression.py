@@ -126,6 +126,9 @@ class Regression(Objective):
     def scaled(self, scale: Sequence[float]) -> Regression:
         return Regression(*scale) if scale else self
 
+    def described(self) -> dict[str, Any]:
+        return {"scale": [self.mean, self.deviation]}
+
     def num_outputs(self, num_classes: int) -> int:
         return 1
 

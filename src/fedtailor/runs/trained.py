@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from .. import random
 from ..data import Data
 from ..data.federation import Federation
@@ -20,6 +22,7 @@ from ..engine.joining import Joining, fits_anything, join_requests
 from ..engine.prepare import as_trained, client_works
 from ..errors import InputError, unknown
 from ..method import Method, Server
+from ..objectives.objective import Objective
 from ..params import Params, aligned, pick
 from ..store.committed import (
     Commit,
@@ -31,6 +34,8 @@ from ..store.committed import (
 )
 from ..store.files import load_tensors
 from ..store.format import check_there, has_commit, trial_folder
+from ..store.read import Trial, read
+from ..store.selection import by_round
 from ..store.trained_rows import check_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from ..task.task import Task
@@ -125,6 +130,33 @@ class TrainedMethod:
                 f"{error}; fedtailor onboard makes a model for a client that the run has left out: "
                 f"{'; '.join(left_out)}"
             ) from None
+
+    def objective_of(self, client: str | int | None) -> Objective:
+        """The kind of task, with what it tunes on a client's validation examples as in the round of
+        the model; for the global model, and a client without such a value, the mean over clients,
+        weighted by their validation examples."""
+        objective = self.task.backbone.objective
+        if objective.tunes is None:
+            return objective
+        round_ = self.global_round if client is None else self.round
+        known: dict[int, tuple[float, int]] = {}
+        for model in ("global", "novel", "personal"):
+            evaluation = by_round(self._trial, model, "validation").get(round_)
+            if evaluation is None or (model != "global" and client is None and known):
+                continue
+            values = evaluation.metrics[objective.tunes]
+            each = zip(evaluation.clients, values, evaluation.num_examples, strict=True)
+            known |= {k: (value, n) for k, value, n in each if value is not None}
+        if client is not None and self.onboarded(client) is None:
+            known = {k: v for k, v in known.items() if k == self.number(client)} or known
+        if not known:
+            return objective
+        values, weights = zip(*known.values(), strict=True)
+        return objective.tuned(float(np.average(values, weights=weights)))
+
+    @cached_property
+    def _trial(self) -> Trial:
+        return read(self.run, only=(self.label, self.seed)).trials[0]
 
     def onboarded(self, client: str | int) -> Path | None:
         """The folder of a client that joined after the training; None: there is no such client."""
