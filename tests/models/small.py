@@ -136,6 +136,7 @@ def texts(clients: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 SEQUENCE = "AutoModelForSequenceClassification"
+TOKENS = "AutoModelForTokenClassification"
 
 
 CAUSAL = "AutoModelForCausalLM"

@@ -20,7 +20,7 @@ from fedtailor.data import partition
 from fedtailor.engine.rounds import rounds
 from fedtailor.models import load_model
 from fedtailor.objectives import OBJECTIVES
-from tests.models.small import CAUSAL, SEQUENCE, save
+from tests.models.small import CAUSAL, SEQUENCE, TOKENS, save
 
 _SHAPE = {
     "hidden_size": 16,
@@ -45,8 +45,26 @@ def examples() -> tuple[list[str], list[float]]:
     return texts, [37 + len(text.split()) + float(draw.normal()) for text in texts]
 
 
+def sentences() -> tuple[list[list[str]], list[list[str]]]:
+    """Lists of words, and a tag for each: the ward is a place, and so is what follows "in"."""
+    words = [text.split() for text in examples()[0]]
+    places = [
+        [w == "ward" or "in" in s[max(at - 1, 0) : at] for at, w in enumerate(s)] for s in words
+    ]
+    tags = [
+        [
+            ("I-LOC" if is_there and of[at - 1 : at] == [True] else "B-LOC") if is_there else "O"
+            for at, is_there in enumerate(of)
+        ]
+        for of in places
+    ]
+    return words, tags
+
+
 def data_of(kind: str) -> ft.Data:
     texts, numbers = examples()
+    if kind == "token-classification":
+        return ft.Data.from_arrays(*sentences(), task=kind)
     labels: Any = {
         "classification": ["long" if number > 42 else "short" for number in numbers],
         "regression": numbers,
@@ -95,13 +113,22 @@ def scores(kind: str, outputs: Tensor, labels: Any, scale: tuple[float, ...]) ->
             "macro_f1": metrics.f1_score(labels, found.argmax(1), average="macro"),
             "auc": metrics.roc_auc_score(labels, found[:, 1]),
         }
+    if kind == "token-classification":
+        of_words = [row[row != -100] for row in labels]
+        predicted = outputs.argmax(2)
+        pairs = [
+            (a, p[: len(r)][r != -100]) for a, p, r in zip(of_words, predicted, labels, strict=True)
+        ]
+        right = np.concatenate([a == b.numpy() for a, b in pairs])
+        return {"accuracy": float(right.mean())}
     return {}
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
-    config, auto = (DECODER, CAUSAL) if kind == "causal-lm" else (ENCODER, SEQUENCE)
+    config = DECODER if kind == "causal-lm" else ENCODER
+    auto = {"causal-lm": CAUSAL, "token-classification": TOKENS}.get(kind, SEQUENCE)
     folder = save(tmp_path / kind, config, auto)
     tokenizer.save_pretrained(folder)
     source = data_of(kind)
@@ -139,6 +166,7 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Pa
     with torch.no_grad():
         output = model.eval()(**batch)
     assert test.loss[0] == pytest.approx(float(output.loss), abs=1e-5)
-    labels = None if dataset.labels is None else dataset.labels[rows]
+    labels = dataset.targets(rows)
+    found = {"accuracy": test.accuracy, **test.metrics}
     for name, value in scores(kind, output.logits, labels, dataset.scale).items():
-        assert test.metrics[name][0] == pytest.approx(value, abs=1e-5), name
+        assert found[name][0] == pytest.approx(value, abs=1e-5), name

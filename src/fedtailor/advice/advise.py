@@ -101,7 +101,7 @@ class Advice:
         )
         said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
         page = "docs/when.md has them all"
-        if OBJECTIVES[self.setting.task].per_token:
+        if OBJECTIVES[self.setting.task].generates:
             page = "docs/cross.md has its table"
         said.append(f"The measurement: {self.setting.command} ({page})")
         return said
@@ -152,7 +152,7 @@ class Advice:
 
     def _table(self, setting: Setting) -> list[str]:
         """What the named methods came to; the score only where the kind is the same."""
-        is_lm = OBJECTIVES[setting.task].per_token
+        is_lm = OBJECTIVES[setting.task].generates
         header = [
             "method",
             "perplexity measured" if is_lm else "accuracy measured",

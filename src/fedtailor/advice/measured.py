@@ -38,7 +38,7 @@ class Regime:
     task: str = DEFAULT.name
 
     def __str__(self) -> str:
-        if OBJECTIVES[self.task].per_token:
+        if OBJECTIVES[self.task].generates:
             return (
                 "a pretrained language model"
                 if self.pretrained

@@ -84,7 +84,8 @@ def _predict(options: argparse.Namespace) -> None:
             many = "1 of them was a training row" if seen == 1 else f"{seen} were training rows"
             right += f"; {many}, so this says little of new ones"
     objects = as_objects(rows, results, objective, clients, options.keep)
-    _write(map(as_json, objects) if options.json else as_csv(objects), options.out)
+    between = " " if objective.reads_words else "|"
+    _write(map(as_json, objects) if options.json else as_csv(objects, between), options.out)
     if options.client is None and not options.by_client:
         print("note: this is the global model; --client names a client's own", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))

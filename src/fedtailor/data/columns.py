@@ -270,7 +270,7 @@ def _check_input(feature: Any, column: str, objective: Objective) -> bool:
     from datasets import Image
 
     if objective.reads_words:
-        if _kind(getattr(feature, "feature", None)) not in _TEXT:
+        if _kind(getattr(feature, "feature", feature)) not in _TEXT:
             raise InputError(f"column {column!r} holds {_kind(feature)}, not lists of words")
         return False
     is_text = _kind(feature) in _TEXT

@@ -174,7 +174,11 @@ def load_data(
     if targets is not None:
         if targets.note:
             omissions.append(Omission("labels-split", len(labelled), targets.note))
-        omissions += _of_classes(targets, rows, rows < columns.num_train, config, told)
+        values_of, owners = targets.values[rows], rows
+        if isinstance(labels, Ragged):  # several of a row
+            values_of, owners = labels.values, np.repeat(rows, np.diff(labels.offsets))
+        is_train = owners < columns.num_train
+        omissions += _of_classes(targets.classes, values_of, owners, is_train, config, told)
     if isinstance(values, list) and isinstance(inputs, Tokens):
         omissions += _of_texts(values, labelled, inputs, rows, config, objective, groups, told)
     if objective.generates and tokenizer is not None and tokenizer.eos_token_id is None:
@@ -202,24 +206,28 @@ def load_data(
 
 
 def _of_classes(
-    targets: Targets, rows: Indices, is_train: NDArray[np.bool_], config: DataConfig, told: Told
+    classes: Sequence[str],
+    values: NDArray[Any],
+    rows: Indices,
+    is_train: NDArray[np.bool_],
+    config: DataConfig,
+    told: Told,
 ) -> list[Omission]:
     """Tell of classes whose name often stands for no label, unless ``config`` names the classes;
     and of classes that no training row has."""
     found: list[Omission] = []
-    several = targets.values.ndim > 1  # of a row, 0 or 1 each
-    for number, name in enumerate(targets.classes if not config.classes else ()):
+    several = values.ndim > 1  # of a row, 0 or 1 each
+    for number, name in enumerate(classes if not config.classes else ()):
         if name.lower() in _NONE:
             what = (
                 f"with the label {name!r}, which counts as a class; if it means that there is no "
                 "label, empty these cells"
             )
-            values = targets.values[rows]
             is_there = values[:, number] > 0 if several else values == number
-            found += told("label-like-none", rows[is_there], what)
-    numbers, train = np.arange(len(targets.classes)), targets.values[rows[is_train]]
-    absent = np.setdiff1d(numbers, train.nonzero()[1] if several else train)
-    if names := [targets.classes[number] for number in absent]:
+            found += told("label-like-none", np.unique(rows[is_there]), what)
+    train = values[is_train]
+    absent = np.setdiff1d(np.arange(len(classes)), train.nonzero()[1] if several else train)
+    if names := [classes[number] for number in absent]:
         what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
         found.append(Omission("no-row-of-class", len(names), what))
     return found

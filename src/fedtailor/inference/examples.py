@@ -48,11 +48,11 @@ def inputs_of(values: Any) -> list[Any]:
 
 def one_input(value: Any, objective: Objective, *, are_pairs: bool) -> Any:
     """A text, a pair of texts as a tuple, or a list of words. Raises InputError for others."""
-    needs = "lists of words" if objective.reads_words else "texts (str)"
+    needs = "lists of words, or texts (str)" if objective.reads_words else "texts (str)"
     if are_pairs:
         needs = "pairs of texts (two str)"
-    if not objective.reads_words and not are_pairs:
-        fits = isinstance(value, str)
+    if isinstance(value, str) or not (objective.reads_words or are_pairs):
+        fits = isinstance(value, str) and not are_pairs
     else:
         parts = value if isinstance(value, list | tuple) else [None]
         fits = all(isinstance(part, str) for part in parts) and (len(parts) == 2 or not are_pairs)

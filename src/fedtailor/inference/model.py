@@ -109,7 +109,7 @@ class PersonalModel:
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
             batch = examples.batch(rows)
             found = objective.predictions(self.logits(batch), batch, self.logits).cpu().numpy()
-            some = [inputs[row] for row in rows] if objective.keeps_rows else ()
+            some = [inputs[row] for row in rows] if isinstance(inputs, list) else ()
             for row, answer in zip(rows, objective.answers(found, some, words), strict=True):
                 answers[row] = answer
         return answers

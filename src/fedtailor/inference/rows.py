@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..data.by_user import files_of
 from ..data.class_folders import picture_rows
 from ..data.columns import read_inputs, usual_column
@@ -28,7 +30,6 @@ from ..data.tables import (
     separator_of,
 )
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
-from ..objectives import DEFAULT
 from ..objectives.classification import Prediction
 from ..objectives.objective import Objective
 from .examples import picture_paths
@@ -52,7 +53,7 @@ class Rows:
     @property
     def are_pictures(self) -> bool:
         """Whether the inputs are no texts."""
-        return not isinstance(self.inputs[0], str)
+        return isinstance(self.inputs[0], Path | np.ndarray)
 
 
 def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None = None) -> Rows:
@@ -135,10 +136,14 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     if not table:
         raise InputError(f"{source} has no rows; give at least one row")
     columns = list(table[0])
-    name = _text_column(columns, text or data.text, source)
+    objective = objective_of_data(data)
+    name = _text_column(columns, text or data.text, source, objective)
+    kinds, needed = ((str, list), "list of words") if objective.reads_words else (str, "text")
     for number, row in enumerate(table, 1):
-        if not isinstance(row.get(name), str):
-            raise InputError(f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a text")
+        if not isinstance(row.get(name), kinds):
+            raise InputError(
+                f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a {needed}"
+            )
     return _rows([row[name] for row in table], table, data)
 
 
@@ -209,12 +214,14 @@ def _jsonl(content: str, source: str) -> list[dict[str, Any]]:
     return table
 
 
-def _text_column(columns: Sequence[str], name: str | None, source: str) -> str:
+def _text_column(
+    columns: Sequence[str], name: str | None, source: str, objective: Objective
+) -> str:
     if name is not None and name not in columns:
         raise unknown(
             "column", name, columns, where=f"{source} (--text names the texts)", kind="columns"
         )
-    column = name or usual_column(DEFAULT.input_names, columns)
+    column = name or usual_column(objective.input_names, columns)
     if column is None:
         raise InputError(
             f"no column of {source} has a usual name for texts; name it with --text; columns: "
@@ -349,16 +356,22 @@ def as_objects(
         yield {**of, **objective.columns(result)}
 
 
-def as_csv(objects: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def as_csv(objects: Iterable[Mapping[str, Any]], between: str = "|") -> Iterator[str]:
     """The lines of a csv file, the header first; a column ``p(CLASS)`` for each class. Of a list
-    the parts have ``|`` between them."""
+    the parts have ``between`` between them."""
     for number, content in enumerate(objects):
         flat = {name: value for name, value in content.items() if name != "probabilities"}
-        flat = {k: "|".join(v) or "[]" if isinstance(v, list) else v for k, v in flat.items()}
+        flat = {k: _joined(v, between) if isinstance(v, list) else v for k, v in flat.items()}
         flat |= {f"p({name})": p for name, p in content.get("probabilities", {}).items()}
         if number == 0:
             yield _csv_line(flat)
         yield _csv_line(flat.values())
+
+
+def _joined(parts: Sequence[Any], between: str) -> str:
+    """A list as a text; as JSON where that would not tell its parts apart."""
+    plain = parts and all(isinstance(part, str) and part and between not in part for part in parts)
+    return between.join(parts) if plain else json.dumps(parts, ensure_ascii=False)
 
 
 def _csv_line(values: Iterable[Any]) -> str:

@@ -244,7 +244,8 @@ def _check(
         raise InputError(
             f"model {config.name!r} can't be used for {objective.name!r}; allowed: {allowed}"
         )
-    if config.pooling is not None and (modality != "text" or objective.num_outputs(0) is None):
+    by_tokens = objective.per_token or objective.num_outputs(0) is None
+    if config.pooling is not None and (modality != "text" or by_tokens):
         raise InputError(
             f"model.pooling = {config.pooling!r} applies to text classification; leave it out"
         )

@@ -81,10 +81,10 @@ def _text_model(
         )
     builtin = BUILTIN.get(config.name)
     pooling = config.pooling or ("native" if builtin is None else builtin.pooling)
-    if objective.num_outputs(0) is None or pooling == "native":
+    if objective.num_outputs(0) is None or objective.per_token or pooling == "native":
         model, new = _load_weights(config, source, hf, objective.auto_classes["text"])
         score, base = getattr(model, "score", None), getattr(model, "base_model", None)
-        if isinstance(score, nn.Linear) and isinstance(base, nn.Module):
+        if isinstance(score, nn.Linear) and isinstance(base, nn.Module) and not objective.per_token:
             model = Pooled(base, score, "last", config.dropout)
         return model, new
     encoder, _ = _load_weights(config, source, hf, "AutoModel")

@@ -8,10 +8,12 @@ from .classification import Classification
 from .multi_label import MultiLabel
 from .objective import Objective
 from .regression import Regression
+from .token_classification import TokenClassification
 
 DEFAULT: Objective = Classification()
 OBJECTIVES: dict[str, Objective] = {
-    one.name: one for one in (DEFAULT, MultiLabel(), Regression(), CausalLM())
+    one.name: one
+    for one in (DEFAULT, MultiLabel(), Regression(), TokenClassification(), CausalLM())
 }
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Classification",
     "MultiLabel",
     "Regression",
+    "TokenClassification",
     "objective_of",
 ]
 

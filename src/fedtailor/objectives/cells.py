@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,16 @@ class Cells:
 def is_blank(value: Any) -> bool:
     """Whether a cell is empty."""
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def parsed(text: str) -> Any:
+    """A list as JSON or Python writes it; None for another text."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError):
+            continue
+    return None
 
 
 def whole(values: Sequence[Any] | None) -> Sequence[Any] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import Cells, is_blank, trimmed, whole
+from .cells import Cells, is_blank, parsed, trimmed, whole
 from .classification import numbered
 from .objective import LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
 
@@ -305,7 +303,7 @@ def _labels(cells: Cells, row: int, between: str, classes: tuple[str, ...]) -> S
     if is_blank(value) or value != value:
         return None
     if isinstance(value, str) and _lists(value):
-        value = _parsed(value)
+        value = parsed(value)
     elif isinstance(value, str):
         parts = [value] if value.strip() in classes or not between else value.split(between)
         value = [part for part in map(str.strip, parts) if part]
@@ -319,16 +317,6 @@ def _labels(cells: Cells, row: int, between: str, classes: tuple[str, ...]) -> S
             f"one of {' '.join(_BETWEEN)} between them"
         )
     return [trimmed(label) for label in labels if not is_blank(label)]
-
-
-def _parsed(text: str) -> Any:
-    """A list as JSON or Python writes it; None for another text."""
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(text)
-        except (ValueError, SyntaxError):
-            continue
-    return None
 
 
 def _width(lists: Sequence[Sequence[Any] | None]) -> int:

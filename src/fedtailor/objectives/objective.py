@@ -82,7 +82,7 @@ class Objective(ABC):
     takes_flags: ClassVar[bool] = False  # the targets may be several columns of 0 and 1
     names_classes: ClassVar[bool] = False  # the data name classes
     has_classes: ClassVar[bool] = False  # each row has one of these classes
-    per_token: ClassVar[bool] = False  # logits [b, L, vocabulary]: each token is a prediction
+    per_token: ClassVar[bool] = False  # logits [b, L, outputs]: each token is a prediction
     generates: ClassVar[bool] = False  # an input is a prompt, which the model goes on from
     auto_classes: ClassVar[Mapping[str, str]]  # of transformers, by the modality of the inputs
     metrics: ClassVar[Mapping[str, MetricFunction]] = {}  # what evaluate.metrics may name

@@ -97,10 +97,13 @@ class Base(Exported):
             "attention_mask": torch.tensor([[i < len(row) for i in range(longest)] for row in ids]),
         }
 
-    def _read(self, text: str) -> tuple[list[int], bool]:
-        """The tokens of a text that the model reads, and whether the text has more."""
+    def _read(self, text: str | list[str]) -> tuple[list[int], bool]:
+        """The tokens of a text, or of words, that are read, and whether there are more."""
         length, prompts = self.about["max_length"], self.generates
-        encoded = self.tokenizer(text, truncation=not prompts, max_length=length, verbose=False)
+        encoded = self.tokenizer(
+            text, truncation=not prompts, max_length=length, verbose=False,
+            is_split_into_words=isinstance(text, list),
+        )  # fmt: skip
         ids: list[int] = encoded["input_ids"]
         added = encoded.encodings[0].special_tokens_mask
         if prompts and ids and ids[-1] == self.tokenizer.eos_token_id and added[-1]:

@@ -1,0 +1,337 @@
+"""Token classification: each word of a text has a tag, as of an entity or a part of speech."""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, brief
+from .cells import Cells, is_blank, parsed
+from .classification import Classification
+from .encoding import Example, encodings, filler
+from .objective import (
+    IGNORED,
+    LogitsOf,
+    MetricFunction,
+    Objective,
+    Roles,
+    Scores,
+    Targets,
+    Words,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+Sentences = Sequence[Sequence[str]]
+Tagged = list[tuple[str, str | None]]
+"""The words of an input with their tags; None for a word that the model has not read."""
+
+_PREFIXED = re.compile(r"([BIESLUM])-(.+)")
+_BEFORE, _AFTER = "BIM", "IMEL"  # prefixes in an entity that goes on, and where it goes on
+
+
+def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Return the entities of a sentence by its tags, as the script conlleval reads them: the first
+    word, the one after the last, and the type.
+
+    ``B-PER`` begins an entity of the type ``PER``; ``I-PER`` goes on with one, and begins one where
+    there is none: so IOB1 is read as IOB2 is. ``E`` and ``L`` end an entity, ``S`` and ``U`` are a
+    whole one. A tag without a prefix, but ``O``, tells of its word alone.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
+    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'LOC')]
+    """
+    found: list[tuple[int, int, str]] = []
+    before = ""
+    for at, tag in enumerate(tags):
+        prefix, kind = match.groups() if (match := _PREFIXED.fullmatch(tag)) else ("", tag)
+        goes_on = before and before in _BEFORE and prefix and prefix in _AFTER
+        if goes_on and found[-1][2] == kind:
+            found[-1] = (found[-1][0], at + 1, kind)
+        elif tag != "O":
+            found.append((at, at + 1, kind))
+        before = prefix
+    return set(found)
+
+
+def entity_f1(targets: Sentences, predictions: Sentences) -> float:
+    """The F1 of the entities whose first word, last word and type are all right; of tags without
+    prefixes, such as parts of speech, that of single words. NaN where no word has such a tag.
+
+    Args:
+        targets: the true tags of each sentence.
+        predictions: what the model says.
+
+    >>> entity_f1([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]]) == 2 / 3
+    True
+    """
+    from sklearn.metrics import f1_score
+
+    true, found = (
+        {(at, *entity) for at, tags in enumerate(sentences) for entity in entities(tags)}
+        for sentences in (targets, predictions)
+    )
+    if not true:
+        return math.nan
+    every = true | found
+    return float(f1_score([one in true for one in every], [one in found for one in every]))
+
+
+def list_of(cell: Any) -> list[Any] | None:
+    """Return the words, or their tags, of a cell: a list, also as JSON or Python writes it, or a
+    text that blanks divide; None: it is neither.
+
+    >>> list_of('["New York", "is"]'), list_of("EU rejects")
+    (['New York', 'is'], ['EU', 'rejects'])
+    """
+    if isinstance(cell, str):
+        found = parsed(cell.strip()) if cell.lstrip().startswith("[") else None
+        return found if isinstance(found, list) else cell.split()
+    return list(cell) if isinstance(cell, list | tuple | np.ndarray) else None
+
+
+def _apart(words: Sequence[str]) -> list[str]:
+    """The words with a blank before each, as in a text: some tokenizers know them by it."""
+    return [f" {word}" for word in words]
+
+
+class Exported(ABC):
+    """What an exported model says. This code goes into the export: it imports nothing from here."""
+
+    generates = False
+    about: dict[str, Any]
+    tokenizer: Any
+
+    def predict(self, inputs: Sequence[Any]) -> list[list[str | None]]:
+        """Return the tag of each word, for every list of words or text that blanks divide; None for
+        words that are beyond what the model reads."""
+        tags = list(self.about["id2label"].values())
+        apart = [[f" {word}" for word in self.words(one)] for one in inputs]
+        answers: list[list[str | None]] = []
+        for words, logits in zip(apart, self.outputs(apart), strict=True):
+            places = self.tokenizer(
+                words, is_split_into_words=True, truncation=True,
+                max_length=self.about["max_length"], verbose=False,
+            ).word_ids()  # fmt: skip
+            best = logits.argmax(-1).tolist()
+            answers.append(
+                [tags[best[places.index(n)]] if n in places else None for n in range(len(words))]
+            )
+        return answers
+
+    def say(self, given: str) -> str:
+        """Return a line for each word, with its tag."""
+        tags = self.predict([given])[0]
+        pairs = zip(self.words(given), tags, strict=True)
+        return "\n".join(f"{word}\t{tag or ''}" for word, tag in pairs)
+
+    def say_all(self, texts: Sequence[str]) -> str:
+        """Return the lines of each text, with an empty line between texts."""
+        return "\n\n".join(map(self.say, texts))
+
+    @staticmethod
+    def words(given: Any) -> list[str]:
+        """Return the words of a list, also as JSON, or of a text."""
+        import json
+
+        try:
+            found = json.loads(given) if isinstance(given, str) else list(given)
+        except ValueError:
+            found = None
+        return found if isinstance(found, list) else given.split()
+
+    @abstractmethod
+    def outputs(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """Return the logits of each input, ``[L, tags]``."""
+
+
+class TokenClassification(Objective):
+    """A tag a word, learned and predicted at the word's first token."""
+
+    name = "token-classification"
+    input_names = ("tokens", "words")
+    target_names = ("ner_tags", "tags", "pos_tags", "labels")
+    reads_words = True
+    names_classes = True
+    per_token = True
+    auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForTokenClassification"}
+    metrics: ClassVar[Mapping[str, MetricFunction]] = {"entity_f1": entity_f1}
+    shares = frozenset(metrics)
+    reported = tuple(metrics)
+    selects = "entity_f1"
+    exported = Exported
+
+    def num_outputs(self, num_classes: int) -> int:
+        return num_classes
+
+    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
+        """Number the tags of a column of lists; empty cells are unknown.
+
+        Args:
+            cells: N lists of tags, or of numbers of ``cells.classes``, or of ``classes``.
+            classes: the names of all tags, in order; (): the source's, or those of its training
+                rows.
+
+        Raises:
+            InputError: a cell holds something else; a tag is not known; no row of a split has tags.
+        """
+        rows = [[] if is_blank(cell) else list_of(cell) for cell in cells.values]
+        for row, tags in enumerate(rows):
+            if tags is None:
+                raise InputError(
+                    f"{cells.place} holds {brief(cells.values[row], 60)} in row "
+                    f"{cells.row_number(row)}: the task {self.name!r} needs a list of tags, one "
+                    "for each word"
+                )
+        known = np.array([bool(tags) for tags in rows], bool)
+        n = cells.num_train
+        for split, of_split in (("training", known[:n]), ("test", known[n:])):
+            if len(of_split) and not of_split.any():
+                raise InputError(
+                    f"{cells.place}: no row of the {split} split has tags; name another column"
+                )
+        sizes = np.array([len(tags or ()) for tags in rows], np.int64)
+        numbers = [cells.row_number(row) for row in range(len(rows))]
+        flat = Cells(
+            [tag for tags in rows for tag in tags or ()],
+            int(sizes[:n].sum()),
+            cells.classes,
+            cells.place,
+            np.repeat(numbers, sizes).tolist(),
+        )
+        found = Classification().targets(flat, classes)
+        values = np.empty(len(rows), object)
+        every = np.where(found.is_known, found.values, IGNORED)
+        for row, some in enumerate(np.split(every, sizes.cumsum()[:-1])):
+            values[row] = (numbers[row], some.tolist())
+        return Targets(values, known, found.classes)
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        targets: Sequence[Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Iterator[Example]:
+        """Yield the tokens of each list of words. The target of a word's first token is its tag;
+        the word's others, and special ones, have none. There are no tokens of a row without any
+        tag, or whose words have none.
+
+        Raises:
+            InputError: a row has not as many tags as words.
+        """
+        words = [list_of(value) or [] for value in values]
+        told = repeat(None) if targets is None else targets
+        apart = encodings([*map(_apart, words)], tokenizer, max_length)
+        for row, one, encoding in zip(told, words, apart, strict=False):
+            ids, is_cut = encoding.ids or [filler(tokenizer)], bool(encoding.overflowing)
+            if row is None:
+                yield Example(ids, is_cut)
+                continue
+            number, tags = row
+            if len(tags) != len(one):
+                raise InputError(
+                    f"row {number} has {len(one)} words and {len(tags)} tags: "
+                    f"{brief(' '.join(map(str, one)), 60)}; each word has one tag"
+                )
+            labels = [IGNORED] * len(ids)
+            for at, word in _first_tokens(encoding):
+                labels[at] = tags[word]
+            is_empty = all(label == IGNORED for label in labels)
+            yield Example([] if is_empty else ids, is_cut, labels=labels)
+
+    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
+        return np.zeros((rows, tokens), np.int64)
+
+    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
+        """Compute the cross-entropy (natural logarithm) of the tags, and how many of them are the
+        most probable ones."""
+        from torch.nn import functional as F
+
+        labels = batch["labels"]
+        flat = F.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
+        )
+        loss = flat.view(labels.shape)
+        hits = (logits.argmax(-1) == labels) & ~loss.isnan()
+        return Scores(loss.sum(1), hits.sum(1), (labels != IGNORED).sum(1))
+
+    def predictions(
+        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
+    ) -> Tensor:
+        """Return each token's most probable tag, counted from 1, float64 ``[b, L]``; 0 for
+        padding."""
+        tags = 1 + logits.argmax(-1).double()
+        return tags.where(~logits.isnan().any(-1), math.nan) * batch["attention_mask"].double()
+
+    def compared(
+        self,
+        targets: Sequence[NDArray[np.int64]],
+        predictions: NDArray[np.float64],
+        rows: Sequence[Any],
+        words: Words,
+    ) -> tuple[Sentences, Sentences]:
+        """Return the true and the predicted tags of the words of each row that the model reads."""
+        true, found = [], []
+        for labels, row in zip(targets, predictions, strict=True):
+            places = np.flatnonzero(labels != IGNORED)
+            true.append([words.classes[tag] for tag in labels[places]])
+            found.append([words.classes[int(tag) - 1] for tag in row[places]])
+        return true, found
+
+    def answers(
+        self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
+    ) -> list[Tagged]:
+        """Return the words of each input with their tags.
+
+        Raises:
+            InputError: the inputs are no lists of words, but tokens.
+        """
+        if not len(inputs):
+            raise InputError(f"{self.name} predicts the tags of lists of words; give these")
+        lists = [list_of(one) or [] for one in inputs]
+        longest = int((predictions > 0).sum(1).max())  # what is cut has as many tokens
+        found = []
+        apart = encodings([*map(_apart, lists)], words.tokenizer, longest)
+        for row, one, encoding in zip(predictions, lists, apart, strict=True):
+            tags: list[str | None] = [None] * len(one)
+            for at, word in _first_tokens(encoding):
+                tags[word] = words.classes[int(row[at]) - 1]
+            found.append([*zip(one, tags, strict=True)])
+        return found
+
+    def columns(self, answer: Tagged) -> dict[str, Any]:
+        """Return the words and their tags."""
+        return {"tokens": [word for word, _ in answer], "tags": [tag for _, tag in answer]}
+
+    def column_names(self, classes: Sequence[str]) -> set[str]:
+        return {"tokens", "tags"}
+
+    def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
+        """Return the columns of words and of tags, lists of one length in each row."""
+        for text in set(self.input_names) & columns.keys():
+            for label in (name for name in self.target_names if name in columns):
+                words, tags = ([list_of(cell) or [] for cell in columns[n]] for n in (text, label))
+                sizes = [*map(len, words)]
+                are_texts = all(isinstance(word, str) for one in words for word in one)
+                if are_texts and sizes == [*map(len, tags)] and max(sizes, default=0) > 1:
+                    return {"text": text, "label": label}
+        return {}
+
+
+def _first_tokens(encoding: Any) -> Iterator[tuple[int, int]]:
+    """The place of each word's first token, and the word's number."""
+    before = None
+    for at, word in enumerate(encoding.word_ids):
+        if word is not None and word != before:
+            yield at, word
+        before = word if word is not None else before
