@@ -98,6 +98,34 @@ def test_data_classes_name_the_columns_of_an_array() -> None:
         MultiLabel().targets(Cells(flags.tolist(), 3), ("a", "b", "c"))
 
 
+def test_several_columns_are_a_label_each(tmp_path: Path) -> None:
+    import pandas as pd
+
+    tokenizer = ft.models.load_tokenizer(ft.ModelConfig("minilm"))
+    frame = pd.DataFrame(
+        {"text": ["a b", "c", "d e"], "rude": ["no", "no", "Yes"], "late": [1, 0, 1]}
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    labels = ["rude", "late"]
+    sources = [ft.Data.from_pandas(frame, label=labels, task=MultiLabel.name)]
+    for name in ("t.csv", "t.jsonl"):
+        of_file = ft.Data.from_csv(tmp_path / name, label=labels, task=MultiLabel.name)
+        sources.append(of_file)
+    for source in sources:
+        dataset = source.load(source.config(ft.DataConfig()), tokenizer)
+        assert dataset.classes == ("rude", "late")
+        assert dataset.batch(np.arange(3))["labels"].tolist() == [[0, 1], [0, 0], [1, 1]]
+    frame["late"] = [1, 0, 2]
+    with pytest.raises(ft.InputError, match="'late' holds 2; as one of several labels it must"):
+        ft.Data.from_pandas(frame, label=labels, task=MultiLabel.name)
+    with pytest.raises(ft.InputError, match=r"'classification' reads one column; .* 'multi-label'"):
+        ft.DataConfig(label=("rude", "late"))
+    wrong = ft.Data.from_csv(tmp_path / "t.csv", label=["rude", "angry"], task=MultiLabel.name)
+    with pytest.raises(ft.InputError, match=r"no column 'angry' for data\.label"):
+        wrong.load(wrong.config(ft.DataConfig()), tokenizer)
+
+
 def test_the_threshold_is_the_one_with_the_best_f1() -> None:
     from sklearn.metrics import f1_score
 

@@ -63,39 +63,48 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     test split; where ``config`` names no columns, those with usual names are used. Raises
     InputError where a column is missing or holds something else, or the two tables differ in it."""
     features, objective = dict(train.features), objective_of(config.task)
-    label = client = None
+    labels: tuple[str, ...] = ()
+    client = None
     if objective.reads_targets:
 
         def is_flag(name: str) -> bool:
             is_plain = str(getattr(features[name], "dtype", "")).startswith(_PLAIN)
             return is_plain and other_tasks.is_flag(train.select_columns([name])[:][name])
 
-        label = _find(features, "label", config.label, objective.target_names, is_flag)
+        named = config.label if isinstance(config.label, tuple) else (config.label,)
+        labels = tuple(
+            _find(features, "label", name, objective.target_names, is_flag) for name in named
+        )
     if config.client is not None:
         client = _find(features, "client", config.client, ())
-    if label is not None and label == client:
+    if client in labels:
         raise InputError(
-            f"data.label and data.client both name {label!r}, so each client would have one class; "
-            "name another column (or divide by class: split.scheme = 'pathological')"
+            f"data.label and data.client both name {client!r}, so each client would have one "
+            "class; name another column (or divide by class: split.scheme = 'pathological')"
         )
-    sources = _input_columns(features, config, objective, {label, client})
+    sources = _input_columns(features, config, objective, {*labels, client})
     for source in sources:
-        if source in (label, client):
-            role = "label" if source == label else "client"
+        if source in (*labels, client):
+            role = "label" if source in labels else "client"
             raise InputError(
                 f"the model's input and data.{role} are both column {source!r}, so the input would "
                 f"give the {role} away; name another column"
             )
-    names = [name for name in (*sources, label, client) if name is not None]
+    names = [name for name in (*sources, *labels, client) if name is not None]
     table = _join(train, test, [*dict.fromkeys(names)])
+    targets, classes = None, labels
+    if len(labels) > 1:
+        targets = of_flags({name: table[name][:] for name in labels})
+    elif labels:
+        targets, classes = table[labels[0]][:], _class_names(features[labels[0]])
     return Columns(
         _reader(table, sources, objective),
         len(train),
         0 if test is None else len(test),
-        None if label is None else table[label][:],
-        () if label is None else _class_names(features[label]),
+        targets,
+        classes,
         None if client is None else table[client][:],
-        (_place(label, config), _place(client, config)),
+        (_place(labels, config), _place((client,), config)),
         pair=sources if len(sources) > 1 else (),
     )
 
@@ -104,7 +113,8 @@ def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
     """The inputs of all rows of a ``datasets.Dataset``, whose targets need not be there. Raises
     InputError as `of_tables` does."""
     label = config.label or usual_column(objective.target_names, table.column_names)
-    sources = _input_columns(dict(table.features), config, objective, {label, config.client})
+    labels = label if isinstance(label, tuple) else (label,)
+    sources = _input_columns(dict(table.features), config, objective, {*labels, config.client})
     return _reader(table, sources, objective)(np.arange(len(table)))
 
 
@@ -130,8 +140,27 @@ def _class_names(feature: Any) -> tuple[str, ...]:
     return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
-def _place(column: str | None, config: DataConfig) -> str:
-    return f"column {brief(column)} of {config.path or config.name}"
+def _place(columns: Sequence[str | None], config: DataConfig) -> str:
+    named = f"column{'s' * (len(columns) > 1)} {', '.join(map(brief, columns))}"
+    return f"{named} of {config.path or config.name}"
+
+
+def of_flags(columns: Mapping[str, Sequence[Any]]) -> list[list[int] | None]:
+    """The numbers of the ``columns`` that hold in each row, as they say by 1, yes or true; None
+    where a cell is empty. Raises InputError where a cell says something else."""
+    for name, cells in columns.items():
+        for cell in cells:
+            if not is_blank(cell) and other_tasks.flag(cell) is None:
+                raise InputError(
+                    f"column {brief(name)} holds {brief(cell)}; as one of several labels it must "
+                    "hold 0 or 1, or yes or no"
+                )
+    return [
+        None
+        if any(map(is_blank, row))
+        else [k for k, cell in enumerate(row) if other_tasks.flag(cell)]
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def _input_columns(

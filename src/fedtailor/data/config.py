@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from ..errors import InputError
-from ..objectives import objective_of
+from ..objectives import OBJECTIVES, objective_of
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
 MOST_ROWS = 2**31 - 1  # of a table or of a client: rows are counted in 32 bits
@@ -32,7 +32,7 @@ class DataConfig:
     text: str | None = None  # columns; None: the built-in's, or the usual names
     text_pair: str | None = None  # a second text of each example, such as a hypothesis
     image: str | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None  # several: of 0 and 1 each
     client: str | None = None  # the natural client: a user, a hospital, a role
     classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
     # of numbers to predict: their mean and deviation; (): those of the training rows
@@ -44,7 +44,13 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Refuse a kind of task that does not exist."""
-        objective_of(self.task)
+        objective = objective_of(self.task)
+        if isinstance(self.label, tuple) and objective.reads_targets and not objective.takes_flags:
+            others = [repr(name) for name, one in OBJECTIVES.items() if one.takes_flags]
+            raise InputError(
+                f"data.label = {list(self.label)}: the task {objective.name!r} reads one column; "
+                f"for several set data.task = {' or '.join(others)}"
+            )
         if self.scale and (len(self.scale) != 2 or self.scale[1] <= 0):
             raise InputError(
                 f"data.scale = {list(self.scale)}: must be two numbers, the mean and the deviation "

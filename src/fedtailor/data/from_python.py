@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..user_code import FROM_PYTHON
-from .columns import Columns, find_column, named_pair
+from .columns import Columns, find_column, named_pair, of_flags
 from .config import DataConfig
 from .images import picture_array
 from .other_tasks import is_flag as are_flags
@@ -41,7 +41,8 @@ class Data:
     - ``text_pair``: the column with a second text of each example; None: none, unless two columns
       are called like a pair, such as premise and hypothesis.
     - ``label``: the column with the classes, words or whole numbers; None: the first one called
-      label, labels, target or category.
+      label, labels, target or category. For ``multi-label`` a column of lists, or several columns
+      of 0 and 1.
     - ``client``: the column that says who owns a row, words or whole numbers; None: ``[split]``
       of the experiment divides the rows.
     - ``task``: ``causal-lm`` takes the texts alone; None: the experiment's, or classification.
@@ -61,7 +62,7 @@ class Data:
         *,
         text: str | None = None,
         text_pair: str | None = None,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         client: str | None = None,
         test: pd.DataFrame | None = None,
         task: str | None = None,
@@ -88,16 +89,20 @@ class Data:
         names = {}
         if text is not None:
             names["inputs"] = find(text, (), "text=")
-        if objective.reads_targets:
-            names["labels"] = find(label, objective.target_names, "label=")
+        flags = () if label is None or isinstance(label, str) else tuple(label)
+        one = label if isinstance(label, str) else None
+        config = DataConfig(text=text, text_pair=text_pair, task=task, label=flags or None)
+        for name in flags:
+            find(name, (), "label=")
+        if objective.reads_targets and not flags:
+            names["labels"] = find(one, objective.target_names, "label=")
         if client is not None:
             names["clients"] = find(client, (), "client=")
         texts = [
             name
             for name in frame
-            if frame[name].dtype.kind not in "biufcmM" and name not in names.values()
+            if frame[name].dtype.kind not in "biufcmM" and name not in {*names.values(), *flags}
         ]
-        config = DataConfig(text=text, text_pair=text_pair)
         pair = named_pair(texts, config, objective, "text=")
         names["inputs"] = find_column(
             [*frame.columns], pair.get("text") or text, objective.input_names, "text="
@@ -108,13 +113,19 @@ class Data:
             )
 
         def examples(rows: pd.DataFrame) -> _Arrays:
-            if absent := [name for name in names.values() if name not in rows]:
+            if absent := [name for name in (*names.values(), *flags) if name not in rows]:
                 listed = ", ".join(map(str, rows.columns))
                 raise InputError(f"no column {absent[0]!r} in the test rows; columns: {listed}")
             values = {
                 role: _values(_plain(rows[name].tolist()), f"column {name!r}", rows.index)
                 for role, name in names.items()
             }
+            if flags and objective.reads_targets:
+                columns = {
+                    name: _values(rows[name].tolist(), f"column {name!r}", rows.index)
+                    for name in flags
+                }
+                values["labels"] = of_flags(columns)
             for role in ("inputs", "seconds"):
                 if role in names:
                     _check_inputs(values[role], f"column {names[role]!r}", objective, rows.index)
@@ -126,7 +137,7 @@ class Data:
         if test is not None:
             both = both.joined(examples(test))
         places = f"column {names.get('labels')!r}", f"column {names.get('clients')!r}"
-        return cls._in_memory(both, len(frame), objective.name, classes, places)
+        return cls._in_memory(both, len(frame), objective.name, classes, places, flags)
 
     @classmethod
     def from_arrays(
@@ -173,7 +184,7 @@ class Data:
         test: str | Path | None = None,
         text: str | None = None,
         text_pair: str | None = None,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         client: str | None = None,
         task: str | None = None,
         classes: Sequence[str] = (),
@@ -181,7 +192,8 @@ class Data:
         """A csv file with one example a row, and one with rows for ``test`` alone; jsonl, parquet
         and Arrow files work, too."""
         fields = {"path": str(path), "test_path": None if test is None else str(test)}
-        columns = {"text": text, "text_pair": text_pair, "label": label, "client": client}
+        columns: dict[str, Any] = {"text": text, "text_pair": text_pair}
+        columns |= {"label": _columns(label), "client": client}
         return cls({**fields, **columns, **_stated(task, classes)})
 
     @classmethod
@@ -193,7 +205,7 @@ class Data:
         text: str | None = None,
         text_pair: str | None = None,
         image: str | None = None,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         client: str | None = None,
         train_split: str = "train",
         test_split: str | None = "test",
@@ -209,8 +221,8 @@ class Data:
             train_split: the split with the training rows.
             test_split: the split with rows for test alone; None: some of each client's rows.
         """
-        columns = {"text": text, "text_pair": text_pair, "image": image}
-        columns |= {"label": label, "client": client}
+        columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "image": image}
+        columns |= {"label": _columns(label), "client": client}
         splits = {"subset": subset, "train_split": train_split, "test_split": test_split}
         return cls({"name": name, **splits, **columns, **_stated(task, classes)})
 
@@ -222,6 +234,7 @@ class Data:
         task: str,
         classes: Sequence[str],
         places: tuple[str, str] = ("labels", "clients"),
+        flags: tuple[str, ...] = (),
     ) -> Data:
         inputs = rows.inputs
 
@@ -231,7 +244,7 @@ class Data:
         num_test = len(inputs) - num_train
         pair = ("text", "text_pair") if isinstance(inputs, list) and _is_pair(inputs[0]) else ()
         columns = Columns(
-            read, num_train, num_test, rows.labels, clients=rows.clients, places=places, pair=pair
+            read, num_train, num_test, rows.labels, flags, rows.clients, places, pair=pair
         )
         name = FROM_PYTHON + _hash(rows, num_train)
         return cls({"name": name, **_stated(task, classes)}, columns)
@@ -365,6 +378,10 @@ def _check_inputs(
 def _row(row: int, index: Any) -> str:
     """A row by its label in a DataFrame, or else by its number from 0, as Python counts."""
     return f"at [{row}]" if index is None else f"in the row with the index {index.tolist()[row]!r}"
+
+
+def _columns(label: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    return label if label is None or isinstance(label, str) else tuple(label)
 
 
 def _stated(task: str | None, classes: Sequence[str]) -> dict[str, Any]:

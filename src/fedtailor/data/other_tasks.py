@@ -21,6 +21,7 @@ _NUMBERED = re.compile(
     r"claim|code|review|comment|paragraph)[ _-]?(1|2|a|b)"
 )
 _FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
+_YES = {"1", "1.0", "true", "yes", "y"}
 
 
 def pair_of(texts: Sequence[str], usual: str | None) -> tuple[str, ...]:
@@ -56,6 +57,16 @@ def is_flag(values: Iterable[Any]) -> bool:
     (True, True, False)
     """
     return {str(value).strip().lower() for value in values if not is_blank(value)} in _FLAGS
+
+
+def flag(value: Any) -> bool | None:
+    """What a cell of 0 or 1, or no or yes, says; None for another cell.
+
+    >>> flag(1), flag("No"), flag(2)
+    (True, False, None)
+    """
+    said = str(value).strip().lower()
+    return said in _YES if any(said in pair for pair in _FLAGS) else None
 
 
 def of_lists(columns: Sequence[str]) -> str:

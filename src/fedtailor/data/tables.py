@@ -289,14 +289,15 @@ def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
     names = tables[0].column_names
     objective = objective_of(config.task)
     label = config.label or usual_column(objective.target_names, names)
-    others = [name for name in names if name not in (label, config.client)]
+    labels = label if isinstance(label, tuple) else (label,)
+    others = [name for name in names if name not in (*labels, config.client)]
     pair = named_pair(others, config, objective)
     texts = pair.values() or [config.text or usual_column(objective.input_names, names)]
     for text in texts:
         if text is not None and text in names and kind_of(_cells(tables[:1], text)) != "text":
             raise InputError(f"column {text!r} holds numbers or nothing, not text or images")
     kinds: dict[str, Kind] = {}
-    if label is not None and objective.reads_targets:
+    if isinstance(label, str) and objective.reads_targets:
         cells = _cells(tables, label)
         named = all(not cell or not cell.strip() or cell in config.classes for cell in cells)
         kinds[label] = "text" if named else kind_of(cells)

@@ -105,8 +105,8 @@ class Metrics:
                 "other, and from loss and accuracy"
             )
         select = self.config.select
-        if select not in {None, *always, *self.names}:
-            allowed = {*always, *self.names}
+        allowed = {*always, *self.names} - {objective.tunes}
+        if select not in {None, *allowed}:
             raise unknown("metric", str(select), allowed, where="evaluate.select")
         if not remote:
             _ = self.functions

@@ -152,7 +152,9 @@ def _rows(inputs: Sequence[Any], table: Sequence[Mapping[str, Any]], data: DataC
     usual = objective_of_data(data).target_names
     label = data.label or usual_column(usual, list(table[0]))
     labels, clients = (
-        [_cell(row.get(name)) for row in table] if name is not None and name in table[0] else None
+        [_cell(row.get(name)) for row in table]
+        if isinstance(name, str) and name in table[0]
+        else None
         for name in (label, data.client)
     )
     return Rows(inputs, labels, clients, table)

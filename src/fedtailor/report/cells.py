@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..store.metrics import ATTACK_SUCCESS, Metric, higher_is_better, unit_of
+from ..store.metrics import ATTACK_SUCCESS, TUNED, Metric, higher_is_better, unit_of
 from ..units import seconds_text, si
 from .clients import client_tables
 from .majority import NOT_LEARNED
@@ -112,6 +112,7 @@ def _columns(comparison: Table) -> Iterator[_Column]:
                 lambda result, name=name: _mean(result, name),  # type: ignore[misc]
                 form=scale_of(name),
                 is_higher_better=higher_is_better(name),
+                is_marked=name not in TUNED,
             )
     if any(row.validation is not None for row in rows):
         by = comparison.chosen_by

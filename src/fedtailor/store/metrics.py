@@ -16,6 +16,9 @@ Metric = str  # accuracy, loss, or the name of one of the experiment's own metri
 ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
 _LOWER = frozenset({"loss", ATTACK_SUCCESS}).union(*(one.errors for one in OBJECTIVES.values()))
 _SHARES = frozenset({"accuracy", ATTACK_SUCCESS}).union(*(o.shares for o in OBJECTIVES.values()))
+TUNED = {
+    one.tunes for one in OBJECTIVES.values()
+}  # metrics of which neither more nor less is better
 
 
 class ClientResults(Protocol):
