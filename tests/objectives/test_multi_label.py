@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedtailor as ft
 from fedtailor.cli.main import main
+from fedtailor.data.table import Dataset
+from fedtailor.flower import serve
 from fedtailor.objectives import MultiLabel
 from fedtailor.objectives.cells import Cells
+from fedtailor.report.page import write
 from fedtailor.runs.trained import open_trained
+from fedtailor.store.files import load_tensors
+from fedtailor.task.backbone import Backbone
+from tests.flower.grid import experiment, grid
+from tests.flower.test_parity import QUICK
+from tests.objectives.test_regression import lines
+from tests.small import digits, digits_backbone, same_bits
 
 NAMES = ("late", "rude")
 
@@ -235,3 +246,62 @@ def test_from_a_table_to_an_export(
     assert main(command) == 0, capsys.readouterr().err
     command = ["predict", "run", "--method", "fedsdg", "--client", "d", "--input", "new.csv"]
     assert main(command) == 0, capsys.readouterr().err
+
+
+def parities() -> Dataset:
+    """Three labels for each digit: even, above 4, and a multiple of 3."""
+    classes = digits()
+    assert isinstance(classes.labels, np.ndarray)
+    values = np.stack([classes.labels % 2 == 0, classes.labels > 4, classes.labels % 3 == 0], 1)
+    names = ("even", "high", "third")
+    return replace(
+        classes, task=MultiLabel.name, labels=values.astype(np.uint8), classes=names, digest="three"
+    )
+
+
+def backbone() -> Backbone:
+    made = digits_backbone()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        made.model.head = torch.nn.Linear(16, 3)
+    return replace(made, objective=MultiLabel())
+
+
+@pytest.mark.parametrize("label", ["fedper", pytest.param("fedsdg", marks=pytest.mark.slow)])
+def test_executors_and_a_federation_give_the_same_metrics(label: str, tmp_path: Path) -> None:
+    chosen = experiment(label, {}, rounds=2, split={"clients": 5, "max_examples": 30})
+    near = ft.run(chosen, tmp_path / "near", data=parities(), backbone=backbone()).path
+    others = []
+    for executor in ("vectorised", "processes"):
+        changed = replace(chosen, engine=ft.EngineConfig(executor))
+        out = tmp_path / executor
+        others.append(ft.run(changed, out, data=parities(), backbone=backbone()).path)
+    direct = grid(chosen, tmp_path / "clients", dataset=parities(), model=backbone)
+    far = serve(direct, chosen, tmp_path / "far", backbone=backbone(), timeouts=QUICK)
+    name = f"methods/{label}/seed-0/server.safetensors"
+    assert same_bits(load_tensors(near / name), load_tensors(far / name))
+    for one, *rest in zip(*(lines(out, label) for out in (near, far, *others)), strict=True):
+        assert [*one["metrics"]] == [*MultiLabel.metrics]
+        for other in rest:
+            for metric, values in one["metrics"].items():
+                assert other["metrics"][metric] == pytest.approx(values, rel=1e-3), metric
+    assert "f1_micro" in write(near, tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "message"),
+    [
+        ("fedmd", {}, "fedmd"),
+        ("fedavg", {"split": {"clients": 3, "scheme": "dirichlet"}}, "dirichlet"),
+        ("fedavg", {"split": {"clients": 3, "shuffled": 0.5}}, "shuffled"),
+        ("fedavg", {"attack": {"kind": "label-flip", "clients": [1]}}, "label-flip"),
+        ("fedavg", {"evaluate": {"confusion": True}}, "confusion is not for multi-label"),
+        ("fedavg", {"evaluate": {"select": "threshold"}}, "unknown metric 'threshold'"),
+    ],
+)
+def test_what_needs_one_class_a_row_is_refused(
+    label: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    chosen = experiment(label, {}, **{"split": {"clients": 3}, **fields}, rounds=1)
+    with pytest.raises(ft.InputError, match=message):
+        ft.run(chosen, tmp_path / "run", data=parities(), backbone=backbone())
