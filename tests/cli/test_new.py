@@ -161,7 +161,7 @@ def test_without_labels_it_writes_a_language_models_experiment(
     assert main(command) == 0
     assert load(Path("visits.toml")).split.scheme == "iid"
     assert main([*command, "--model", "minilm"]) == 2
-    assert "model 'minilm' is no language model" in capsys.readouterr().err
+    assert "model 'minilm' is not for 'causal-lm'" in capsys.readouterr().err
 
 
 def test_every_method_can_be_named(visits: Path) -> None:

@@ -21,12 +21,13 @@ SEVERAL, NUMBERS, LISTS = "multi-label", "regression", "lists or objects"
 
 
 def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[str]:
-    """What new, run and Python make of a table of 60 rows: the classes, or a message."""
+    """What new, run and Python make of a table of 60 rows: the task of new, the classes of the
+    others, or a message."""
     rows = {name: [values[i % len(values)] for i in range(60)] for name, values in columns.items()}
     frame, file = pd.DataFrame(rows), str(folder / "table.jsonl")
     frame.to_json(file, orient="records", lines=True)
     reads = (
-        lambda: survey(file).roles(named.get("text"), named.get("label"), None).label,
+        lambda: survey(file).roles(named.get("text"), named.get("label"), None).task,
         lambda: encode_labels(read_columns(DataConfig(path=file, **named)))[1],
         lambda: encode_labels(Data.from_pandas(frame, **named).columns)[1],  # type: ignore[arg-type]
     )
@@ -41,21 +42,29 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "task"),
     [
-        ({"text": ONE, "late": [0, 1], "rude": [1, 0]}, SEVERAL),
-        ({"text": ONE, "late": ["yes", "no"], "rude": [True, False]}, SEVERAL),
-        ({"text": ONE, "label": [["a"], ["a", "b"]]}, LISTS),
-        ({"text": ONE, "label": ["['a', 'b']", "['b']"]}, LISTS),
-        ({"text": ONE, "label": ["a", "a|b", "b"]}, SEVERAL),
+        ({"text": ONE, "late": [0, 1], "rude": [1, 0]}, "multi-label"),
+        ({"text": ONE, "late": ["yes", "no"], "rude": [True, False]}, "multi-label"),
+        ({"text": ONE, "label": [["a"], ["a", "b"]]}, "multi-label"),
+        ({"text": ONE, "label": ["['a', 'b']", "['b']"]}, "multi-label"),
+        ({"text": ONE, "label": ["a", "a|b", "b"]}, "multi-label"),
+        ({"tokens": [["a", "b"]], "ner_tags": [["O", "B-X"]]}, "token-classification"),
+        (
+            {"context": ONE, "question": TWO, "answers": [{"text": ["a"], "answer_start": [2]}]},
+            "question-answering",
+        ),
+        ({"document": [" ".join(ONE)], "summary": ONE}, "seq2seq"),
     ],
 )
-def test_a_kind_of_task_that_does_not_exist_is_told_by_name(
-    columns: dict[str, list[Any]], message: str, tmp_path: Path
+def test_a_table_of_another_task_is_told_by_its_name(
+    columns: dict[str, list[Any]], task: str, tmp_path: Path
 ) -> None:
-    for told in outcomes(columns, tmp_path):
-        assert message in told
-        assert "does not exist yet" in told
+    new, run, frame = outcomes(columns, tmp_path)
+    assert new == task
+    for told in (run, frame):
+        assert "are those of another task" in told
+        assert f"task = {task!r}" in told
 
 
 @pytest.mark.parametrize(
@@ -71,19 +80,13 @@ def test_two_columns_that_are_called_like_a_pair_are_one(
     names: tuple[str, str], tmp_path: Path
 ) -> None:
     table = {names[1]: TWO, names[0]: ONE, "label": [0, 1]}
-    assert outcomes(table, tmp_path) == ["label", "('0', '1')", "('0', '1')"]
+    assert outcomes(table, tmp_path) == ["classification", "('0', '1')", "('0', '1')"]
     file, frame = str(tmp_path / "table.jsonl"), pd.DataFrame({k: v[:2] for k, v in table.items()})
     roles = survey(file).roles(None, None, None)
     assert (roles.source, roles.pair) == names
     for columns in (read_columns(DataConfig(path=file)), Data.from_pandas(frame).columns):
         assert columns is not None
         assert columns.read(np.arange(1)) == [(ONE[0], TWO[0])]
-
-
-def test_tags_of_words_are_told_by_name(tmp_path: Path) -> None:
-    new, run, _ = outcomes({"tokens": [["a", "b"]], "ner_tags": [[0, 1]]}, tmp_path)
-    assert "a tag for each word" in new
-    assert "a tag for each word" in run
 
 
 @pytest.mark.parametrize(
@@ -101,8 +104,9 @@ def test_other_columns_beside_the_named_ones_change_nothing(
     columns: dict[str, list[Any]], named: dict[str, str], tmp_path: Path
 ) -> None:
     new, *classes = outcomes(columns, tmp_path, **named)
-    assert new == named.get("label", "label")
-    labels = sorted({int(v) if isinstance(v, float) else v for v in columns[new]})
+    assert new == "classification"
+    values = columns[named.get("label", "label")]
+    labels = sorted({int(v) if isinstance(v, float) else v for v in values})
     assert classes == 2 * [str(tuple(map(str, labels)))]
 
 

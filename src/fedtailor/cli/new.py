@@ -29,6 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DATA",
         help="a table: a file, or a folder of json files or of pictures by class",
     )
+    parser.add_argument("--task", help="the kind of task; default: told by the columns")
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
     parser.add_argument(
         "--text-pair", metavar="COLUMN", help="the column of the second texts, if inputs are pairs"
@@ -68,7 +69,8 @@ def _new(options: argparse.Namespace) -> None:
     asks = not (options.yes or options.json) and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
         _ask_columns(table, options)
-    roles = table.roles(options.text, options.label, options.client, options.text_pair)
+    named = options.text, options.label, options.client, options.text_pair
+    roles = table.roles(*named, options.task)
     clients = draft.Clients.of(table, roles)
     model = options.model or draft.default_model(table, roles)
     names = options.methods or ",".join(draft.default_methods(table, roles))
@@ -95,6 +97,12 @@ def _new(options: argparse.Namespace) -> None:
 def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     """Ask for the columns that no option names; the guess is the default."""
     print(f"{table.path}: {table.rows:,} rows\n{_columns(table)}\nReturn takes the guess.")
+    if not (options.task or options.text or options.label) and (task := table.recognised):
+        from ..objectives import OBJECTIVES
+
+        options.task = _ask("kind of task", task.name, columns=[*OBJECTIVES])
+        if options.task == task.name:
+            return
     source = [column.name for column in table.source_candidates()]
     names = [column.name for column in table.columns]
     options.text = options.text or _ask("column of texts or pictures", *source, columns=names)
@@ -103,7 +111,10 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     what = "column of labels, or none for a language model"
     options.label = options.label or _ask(what, *label, columns=[*names, "none"])
     if options.client is None:
-        guess = table.roles(options.text, options.label, None, options.text_pair).client or "none"
+        guess = (
+            table.roles(options.text, options.label, None, options.text_pair, options.task).client
+            or "none"
+        )
         others = [c.name for c in table.client_candidates({options.text, options.label})]
         choices = [guess, *(name for name in others if name != guess)]
         what = "column that names the client, or none"
@@ -145,36 +156,30 @@ def _columns(table: Survey, roles: Roles | None = None) -> str:
 def _taken(roles: Roles) -> dict[str | None, str]:
     return {
         roles.client: "client",
-        roles.label: "label",
         roles.source: "input",
         roles.pair: "input",
+        **dict.fromkeys(roles.labels, "label"),
     }
 
 
 def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
-    from ..objectives import Regression
+    from ..objectives import DEFAULT, Regression
 
     yield f"{table.path}: {table.rows:,} rows{_lines(table)}"
     yield _columns(table, roles)
     if roles.label is None:
         yield "\na language model, trained on the texts alone"
     elif roles.task == Regression.name:
-        numbers = [float(value) for value in table.counts(roles.label)]
+        (label,) = roles.labels
+        numbers = [float(value) for value in table.counts(label)]
         yield f"\nnumbers to predict: {min(numbers):g} to {max(numbers):g} (a regression)"
-        yield from _unused(table.column(roles.label).missing, "label")
+        yield from _unused(table.column(label).missing, "label")
+    elif roles.task != DEFAULT.name:
+        yield f"\ntask: {roles.task}"
+        yield from _unused(max(table.column(one).missing for one in roles.labels), "label")
     else:
-        classes = [f"{name} {count:,}" for name, count in table.counts(roles.label).items()]
-        yield f"\nclasses: {len(classes)} ({_listed(classes)})"
-        yield from _doubts("classes", table.counts(roles.label))
-        median = sorted(table.counts(roles.label).values())[len(classes) // 2]
-        if median < _FEW_ROWS:
-            rows = "one row" if median == 1 else f"{median} rows"
-            yield (
-                f"half of the classes have at most {rows}, too few to learn from: is "
-                f"{roles.label!r} the label? --label names another column"
-            )
-        missing = table.column(roles.label).missing
-        yield from _unused(missing, "label")
+        (label,) = roles.labels
+        yield from _of_classes(table, label)
     if roles.client is None:
         yield "clients: no column is known to name them, so the rows are divided at random"
         return
@@ -187,17 +192,32 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         yield f"left out, with fewer than {clients.least} rows: {_listed(small)}"
 
 
+def _of_classes(table: Survey, label: str) -> Iterator[str]:
+    counts = table.counts(label)
+    classes = [f"{name} {count:,}" for name, count in counts.items()]
+    yield f"\nclasses: {len(classes)} ({_listed(classes)})"
+    yield from _doubts("classes", counts)
+    median = sorted(counts.values())[len(classes) // 2]
+    if median < _FEW_ROWS:
+        rows = "one row" if median == 1 else f"{median} rows"
+        yield (
+            f"half of the classes have at most {rows}, too few to learn from: is {label!r} the "
+            "label? --label names another column"
+        )
+    yield from _unused(table.column(label).missing, "label")
+
+
 def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> str:
     """Say how to name the client's column; empty if none can be the client's, or an option or an
     answer has said that there is none."""
-    found = [c.name for c in table.client_candidates({roles.source, roles.label})]
+    found = [c.name for c in table.client_candidates({*roles.columns})]
     if roles.client is not None or options.client is not None or not found:
         return ""
     from ..report.text import option
 
     words = ["fedtailor", "new", str(options.data)]
-    for name in ("text", "label", "model", "methods", "out"):
-        if (value := getattr(options, name)) is not None:
+    for name in ("task", "text", "text-pair", "label", "model", "methods", "out"):
+        if (value := getattr(options, name.replace("-", "_"))) is not None:
             words += option(f"--{name}", str(value))
     again = shlex.join([*words, *option("--client", found[0]), "--overwrite"])
     others = f" (or {_listed(found[1:])})" if found[1:] else ""
@@ -242,7 +262,7 @@ def _as_dict(table: Survey, roles: Roles, clients: Clients, out: Path) -> dict[s
     from ..objectives import OBJECTIVES
 
     has_classes = OBJECTIVES[roles.task].has_classes
-    counts = table.counts(roles.label) if has_classes and roles.label is not None else {}
+    counts = table.counts(*roles.labels) if has_classes else {}
     return {
         "file": str(out),
         "rows": table.rows,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed, spelt
 from ..objectives import OBJECTIVES, objective_of
-from ..objectives.cells import Cells, is_blank, trimmed, whole
+from ..objectives.cells import Cells, flag, is_blank, trimmed, whole
 from ..objectives.objective import Objective, Targets
 from . import images, other_tasks
 from .config import DataConfig
@@ -22,7 +22,7 @@ from .table import Indices
 
 _IMAGE = ("image", "img")
 _TEXT = ("string", "large_string")
-_PLAIN = (*_TEXT, "bool", "int", "uint", "float", "double")  # begin the names of plain types
+_FIRST = 100  # rows by which a table's task is recognised
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,11 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     features, objective = dict(train.features), objective_of(config.task)
     labels: tuple[str, ...] = ()
     client = None
+    if config.task is None and config.label is None:
+        other_tasks.check_default(first_values(train), "data.")
     if objective.reads_targets:
-
-        def is_flag(name: str) -> bool:
-            is_plain = str(getattr(features[name], "dtype", "")).startswith(_PLAIN)
-            return is_plain and other_tasks.is_flag(train.select_columns([name])[:][name])
-
         named = config.label if isinstance(config.label, tuple) else (config.label,)
-        labels = tuple(
-            _find(features, "label", name, objective.target_names, is_flag) for name in named
-        )
+        labels = tuple(_find(features, "label", name, objective.target_names) for name in named)
     if config.client is not None:
         client = _find(features, "client", config.client, ())
     if client in labels:
@@ -107,6 +102,15 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
         (_place(labels, config), _place((client,), config)),
         pair=sources if len(sources) > 1 else (),
     )
+
+
+def first_values(table: Any) -> dict[str, list[Any]]:
+    """The first values of each column of a ``datasets.Dataset`` but of pictures."""
+    from datasets import Image
+
+    names = [name for name, kind in table.features.items() if not isinstance(kind, Image)]
+    some = table.select_columns(names).select(range(min(_FIRST, len(table))))
+    return {name: some[name][:] for name in names}
 
 
 def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
@@ -150,15 +154,13 @@ def of_flags(columns: Mapping[str, Sequence[Any]]) -> list[list[int] | None]:
     where a cell is empty. Raises InputError where a cell says something else."""
     for name, cells in columns.items():
         for cell in cells:
-            if not is_blank(cell) and other_tasks.flag(cell) is None:
+            if not is_blank(cell) and flag(cell) is None:
                 raise InputError(
                     f"column {brief(name)} holds {brief(cell)}; as one of several labels it must "
                     "hold 0 or 1, or yes or no"
                 )
     return [
-        None
-        if any(map(is_blank, row))
-        else [k for k, cell in enumerate(row) if other_tasks.flag(cell)]
+        None if any(map(is_blank, row)) else [k for k, cell in enumerate(row) if flag(cell)]
         for row in zip(*columns.values(), strict=True)
     ]
 
@@ -226,12 +228,10 @@ def _find(
     role: str,
     name: str | None,
     usual: Sequence[str],
-    is_flag: Callable[[str], bool] = lambda name: False,
 ) -> str:
-    hint = other_tasks.of_lists([one for one, feature in features.items() if _is_nested(feature)])
     without = [repr(kind) for kind, one in OBJECTIVES.items() if not one.reads_targets]
-    hint += f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
-    return find_column([*features], name, usual, f"data.{role}", is_flag, hint)
+    hint = f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
+    return find_column([*features], name, usual, f"data.{role}", hint)
 
 
 def find_column(
@@ -239,20 +239,17 @@ def find_column(
     name: str | None,
     usual: Sequence[str],
     option: str,
-    is_flag: Callable[[str], bool] = lambda name: False,
     hint: str = ";",
 ) -> str:
     """Return the column called ``name``; None: the first one with a ``usual`` name. ``option`` is
     what the user can set, and ``hint`` what else a message says. Raises InputError where there is
-    none; several columns of 0 and 1 (``is_flag``) may be meant."""
+    none."""
     for candidate in usual if name is None else (name,):
         if candidate in columns:
             return candidate
     listed = ", ".join(map(str, columns))
     if name is not None:
         raise InputError(f"no column {name!r} for {option}; columns: {listed}")
-    if len(flags := [column for column in columns if is_flag(column)]) > 1:
-        raise other_tasks.several_labels(flags, "the data", option)
     raise InputError(f"no column has a usual name for {option}{hint} name it; columns: {listed}")
 
 
@@ -304,16 +301,8 @@ def _check_input(feature: Any, column: str, objective: Objective) -> bool:
         return False
     is_text = _kind(feature) in _TEXT
     if not is_text and not isinstance(feature, Image):
-        hint = other_tasks.of_lists([column] if _is_nested(feature) else [])
-        raise InputError(f"column {column!r} holds {_kind(feature)}, not text or images{hint}")
+        raise InputError(f"column {column!r} holds {_kind(feature)}, not text or images")
     return not is_text
-
-
-def _is_nested(feature: Any) -> bool:
-    from datasets import Image
-
-    is_plain = getattr(feature, "dtype", None) not in (None, "list", "dict")
-    return not is_plain and not isinstance(feature, Image)
 
 
 def _kind(feature: Any) -> str:

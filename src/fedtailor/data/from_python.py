@@ -20,7 +20,7 @@ from ..user_code import FROM_PYTHON
 from .columns import Columns, find_column, named_pair, of_flags
 from .config import DataConfig
 from .images import picture_array
-from .other_tasks import is_flag as are_flags
+from .other_tasks import check_default
 from .sources import load_data
 from .table import Dataset, Indices
 from .tokens import bytes_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from transformers import PreTrainedTokenizerBase
 
+_FIRST = 100  # rows by which a table's task is recognised
 _KEPT = ("task", "classes", "scale", "max_length", "limit", "skip", "limit_test")
 
 
@@ -81,11 +82,10 @@ class Data:
         """
         objective = objective_of(task)
 
-        def is_flag(name: str) -> bool:
-            values = [value for value in frame[name].tolist() if not _is_missing(value)]
-            return all(isinstance(v, str | int | float) for v in values) and are_flags(values)
-
-        find = partial(find_column, [*frame.columns], is_flag=is_flag)
+        if task is None and label is None:
+            columns = {str(name): frame[name].tolist()[:_FIRST] for name in frame}
+            check_default(columns, "")
+        find = partial(find_column, [*frame.columns])
         names = {}
         if text is not None:
             names["inputs"] = find(text, (), "text=")

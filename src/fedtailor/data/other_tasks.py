@@ -1,14 +1,14 @@
-"""Kinds of task that do not exist yet, told by the columns of a table."""
+"""What a table is for, told by its columns: pairs of texts, other tasks than the default one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InputError, brief
-from ..objectives.cells import is_blank
-from ..objectives.classification import NOT_YET
+from ..objectives import OBJECTIVES
+from ..objectives.objective import Objective, Roles
 
 _PAIRS = (
     "premise hypothesis", "question sentence", "question context", "question passage",
@@ -20,8 +20,6 @@ _NUMBERED = re.compile(
     r"(text|sentence|sent|s|question|q|query|document|doc|passage|premise|title|abstract|utterance|"
     r"claim|code|review|comment|paragraph)[ _-]?(1|2|a|b)"
 )
-_FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
-_YES = {"1", "1.0", "true", "yes", "y"}
 
 
 def pair_of(texts: Sequence[str], usual: str | None) -> tuple[str, ...]:
@@ -50,36 +48,22 @@ def is_pair(pair: Sequence[str], task: str, option: str) -> InputError:
     )
 
 
-def is_flag(values: Iterable[Any]) -> bool:
-    """Whether a column's values are 0 and 1, or yes and no.
-
-    >>> is_flag([0, 1]), is_flag(["yes", "No"]), is_flag([1, 2])
-    (True, True, False)
-    """
-    return {str(value).strip().lower() for value in values if not is_blank(value)} in _FLAGS
+def recognised(columns: Mapping[str, Sequence[Any]]) -> tuple[Objective, Roles] | None:
+    """Return the task that a table is surely for, by the first values of its columns, and which
+    columns it reads; None: a text or a picture and a label, or texts alone."""
+    found = ((one, one.recognised(columns)) for one in OBJECTIVES.values())
+    return next(((one, roles) for one, roles in found if roles), None)
 
 
-def flag(value: Any) -> bool | None:
-    """What a cell of 0 or 1, or no or yes, says; None for another cell.
-
-    >>> flag(1), flag("No"), flag(2)
-    (True, False, None)
-    """
-    said = str(value).strip().lower()
-    return said in _YES if any(said in pair for pair in _FLAGS) else None
-
-
-def of_lists(columns: Sequence[str]) -> str:
-    """A hint where columns hold lists or objects, as those with a tag for each word do."""
-    if not columns:
-        return ""
-    return f" ({', '.join(columns)}: lists or objects, such as a tag for each word, are {NOT_YET})"
-
-
-def several_labels(names: Sequence[str], place: str, option: str) -> InputError:
-    """The error for columns of 0 and 1 each, of which nobody has named one as the label."""
-    return InputError(
-        f"columns {', '.join(map(brief, names[:8]))} of {place} look like several labels of one "
-        f"row (multi-label), which is {NOT_YET}; to train on one of them alone, name it with "
-        f"{option}"
-    )
+def check_default(values: Mapping[str, Sequence[Any]], option: str) -> None:
+    """Raise InputError where a table is surely for another task than the default one; ``option`` is
+    what the user can set."""
+    if found := recognised(values):
+        task, roles = found
+        names = [
+            name for one in roles.values() for name in ((one,) if isinstance(one, str) else one)
+        ]
+        raise InputError(
+            f"columns {', '.join(map(brief, names[:8]))} are those of another task: set "
+            f"{option}task = {task.name!r}; to classify by one column, name it with {option}label"
+        )

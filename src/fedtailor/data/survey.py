@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ..errors import InputError, unknown
-from ..objectives import DEFAULT, CausalLM, Regression
+from ..objectives import DEFAULT, CausalLM, Regression, objective_of
 from ..objectives.cells import trimmed
 from ..objectives.classification import check_few_classes, check_labels
+from ..objectives.objective import Objective
 from . import other_tasks
+from .columns import first_values, usual_column
 from .names import check_names
 from .tables import is_csv, local_table, with_all_numbers
 
@@ -31,6 +33,7 @@ _GROUPS = ("region", "department", "branch", "author", "speaker", "city")  # cli
 _MAX_CLASSES = 200
 _MAX_INTEGERS = 20  # more whole numbers, such as ages, are taken as a label only if they are named
 _SENTENCE = 4  # words
+_GUESSED = (DEFAULT.name, Regression.name, CausalLM.name)  # by the values of each column
 _ANSWERS = ("answers", "tags", "ner_tags", "pos_tags", "score", "price")  # of other tasks
 _DATE = re.compile(
     r"([0-9]{4}([-/.])[0-9]{1,2}\2[0-9]{1,2}|[0-9]{1,2}([-/.])[0-9]{1,2}\3[0-9]{2,4})"
@@ -62,10 +65,20 @@ class Roles:
     """The columns that an experiment uses."""
 
     source: str  # texts or pictures
-    label: str | None  # None: a language model trains on the texts alone
+    label: str | tuple[str, ...] | None  # None: a language model trains on the texts alone
     client: str | None
     task: str = DEFAULT.name
     pair: str | None = None  # the second text of each input
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of labels, one as a rule."""
+        return (self.label,) if isinstance(self.label, str) else self.label or ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of inputs and labels."""
+        return (self.source, *([self.pair] if self.pair is not None else []), *self.labels)
 
 
 class Counts(Protocol):
@@ -84,6 +97,7 @@ class Survey:
     rows: int
     columns: tuple[Column, ...]
     counts: Counts
+    first: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of each column
 
     def column(self, name: str) -> Column:
         """Return the column of that name. Raises InputError where there is none."""
@@ -92,17 +106,31 @@ class Survey:
             raise unknown("column", name, by_name, where=self.path, kind="columns")
         return by_name[name]
 
+    @property
+    def recognised(self) -> Objective | None:
+        """The task that the table is surely for, if that needs more than a text and a label."""
+        found = other_tasks.recognised(self.first)
+        return None if found is None else found[0]
+
     def roles(
         self,
         text: str | None,
         label: str | None,
         client: str | None,
         text_pair: str | None = None,
+        task: str | None = None,
     ) -> Roles:
-        """Return the columns to use: those that are named, and guesses for the others. A label or a
-        client ``"none"`` says that there is none. Raises InputError where a column that is named or
-        guessed can't be used, or none can be guessed; a class or a client has a name that can't be
-        shown."""
+        """Return the task and the columns to use: those that are named, and guesses for the others.
+        A label or a client ``"none"`` says that there is none. Raises InputError where there is no
+        such task; a column that is named or guessed can't be used, or none can be guessed; a class
+        or a client has a name that can't be shown."""
+        objective = None if task is None else objective_of(task)
+        if objective is None and text is None and text_pair is None and label is None:
+            objective = self.recognised
+        if objective is not None and objective.name not in _GUESSED:
+            return self._roles_of(objective, text, label, client, text_pair)
+        if task == CausalLM.name:
+            label = "none"
         pair = text_pair
         if text is None and text_pair is None and label != "none":
             text, pair = self._pair({label, client})
@@ -122,16 +150,61 @@ class Survey:
             )
         if client is None:
             named = self._guessed_client({source, pair, label})
-        task = DEFAULT.name
         if label is None:
             task = CausalLM.name
-        elif self._has_numbers(self.column(label)):
+        elif task == Regression.name or self._has_numbers(self.column(label)):
             task = Regression.name
         else:
+            task = DEFAULT.name
             check_names("class", self.counts(label), self._place(label))
         if named is not None:
             check_names("client", self.counts(named), self._place(named))
         return Roles(source, label, named, task, pair)
+
+    def _roles_of(
+        self,
+        objective: Objective,
+        text: str | None,
+        label: str | None,
+        client: str | None,
+        text_pair: str | None,
+    ) -> Roles:
+        """The columns of a task that is named or recognised. Raises InputError where one is missing
+        or has another role."""
+        names = [column.name for column in self.columns]
+        found = objective.recognised(self.first)
+        named = {"text": text, "text_pair": text_pair, "label": label}
+        usual = {
+            "text": objective.input_names,
+            "text_pair": objective.second_names,
+            "label": objective.target_names,
+        }
+        roles = {
+            role: name or found.get(role) or usual_column(usual[role], names)
+            for role, name in named.items()
+        }
+        for role, name in roles.items():
+            if name is None and usual[role]:
+                option = f"--{role.replace('_', '-')}"
+                raise InputError(
+                    f"{self.path}: the task {objective.name!r} needs a column; name it with "
+                    f"{option}: {self._listed()}"
+                )
+        source, second = roles["text"], roles["text_pair"]
+        assert isinstance(source, str)
+        assert second is None or isinstance(second, str)
+        chosen = Roles(source, roles["label"], None, objective.name, second)
+        for column in chosen.columns:
+            self.column(column)
+        if client is None:
+            client = self._guessed_client({*chosen.columns})
+        elif client != "none":
+            self._client(client)
+        if client in chosen.columns:
+            raise InputError(
+                f"column {client!r} of {self.path} is the client and an input or label"
+            )
+        return replace(chosen, client=None if client == "none" else client)
 
     def source_candidates(self) -> list[Column]:
         """Columns of texts or pictures, the likeliest first; none with a client's name."""
@@ -169,9 +242,11 @@ class Survey:
         found.sort(key=lambda c: (_client_rank(c.name), c.distinct))
         return found
 
-    def tokens(self, name: str) -> int:
-        """How many tokens to keep of the texts in a column: a power of two from 32 to 256."""
-        tokens = self.column(name).long / _WORDS * _TOKENS
+    def tokens(self, *names: str) -> int:
+        """How many tokens to keep of the texts in some columns: a power of two from 32 to 256."""
+        if any(self.column(name).kind == "other" for name in names):  # lists of words
+            return 128
+        tokens = sum(self.column(name).long for name in names) / _WORDS * _TOKENS
         return next((size for size in (32, 64, 128) if tokens <= size), 256)
 
     def _place(self, name: str) -> str:
@@ -196,8 +271,7 @@ class Survey:
             return self._check_kind(name, ("text", "picture"), allowed)
         found = self.source_candidates()
         if not found:
-            hint = other_tasks.of_lists([c.name for c in self.columns if c.kind == "other"])
-            raise InputError(f"{self.path} has no text or picture column{hint}: {self._listed()}")
+            raise InputError(f"{self.path} has no text or picture column: {self._listed()}")
         self._check_one_source(found)
         return found[0].name
 
@@ -218,20 +292,8 @@ class Survey:
 
     def _likeliest(self, found: Sequence[Column], taken: set[str | None]) -> Column | None:
         """The column that is the label: the first of those that are ``found``, or one of numbers or
-        lists that is called like one.
-
-        Raises:
-            InputError: several columns of 0 and 1 are as likely; or it holds lists.
-        """
+        lists that is called like one. Raises InputError where it holds lists."""
         is_named = bool(found) and _is_called(found[0].name, _LABELS)
-        flags = [
-            column.name
-            for column in found
-            if _is_called(column.name, _LABELS) == is_named
-            if column.distinct == 2 and other_tasks.is_flag(self.counts(column.name))
-        ]
-        if len(flags) > 1 and found[0].name in flags:
-            raise other_tasks.several_labels(flags, self.path, "--label")
         others = [c for c in self.columns if c.kind in ("number", "other") and c.name not in taken]
         for column in [] if is_named else others:
             if _is_called(column.name, _LABELS) or column.name.lower() in _ANSWERS:
@@ -338,7 +400,7 @@ def survey(path: str) -> Survey:
     columns = [
         _column(feature, arrow.column(name), name) for name, feature in table.features.items()
     ]
-    return Survey(path, len(table), tuple(columns), counts)
+    return Survey(path, len(table), tuple(columns), counts, first_values(table))
 
 
 def _column(feature: Any, values: Any, name: str) -> Column:

@@ -44,6 +44,20 @@ def parsed(text: str) -> Any:
     return None
 
 
+_FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
+_YES = {"1", "1.0", "true", "yes", "y"}
+
+
+def flag(value: Any) -> bool | None:
+    """What a cell of 0 or 1, or no or yes, says; None for another cell.
+
+    >>> flag(1), flag("No"), flag(2)
+    (True, False, None)
+    """
+    said = str(value).strip().lower()
+    return said in _YES if any(said in pair for pair in _FLAGS) else None
+
+
 def whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
     """Undo what csv readers make of whole numbers beside empty cells, or beside 1.0: floats."""
     if values is None or not any(isinstance(value, float) for value in values):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Labels = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-NOT_YET = "a kind of task that does not exist yet"
+_OTHER = "need another task, which data.task names"
 _LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
 _BETWEEN = ("|", ";", ",")  # several labels in a cell
 _MANY_CLASSES = 200
@@ -308,9 +308,8 @@ data.task names: 'regression'; labels are words or whole numbers
     for label in labels:
         if isinstance(label, list | tuple | dict | set | np.ndarray) or _is_list(label):
             raise InputError(
-                f"{place} holds lists or objects; several labels of one row (multi-label), a tag "
-                f"for each word, or an answer in a text is {NOT_YET}; labels are words or whole "
-                "numbers"
+                f"{place} holds lists or objects: several labels of one row, a tag for each word, "
+                f"or an answer in a text {_OTHER}; labels are words or whole numbers"
             )
         if isinstance(label, float) and label == label and not label.is_integer():
             raise InputError(
@@ -320,10 +319,10 @@ data.task names: 'regression'; labels are words or whole numbers
         if isinstance(label, str):
             texts.add(label)
     for between in _BETWEEN:
-        if cell := _with_several(texts, between):
+        if cell := with_several(texts, between):
             raise InputError(
-                f"{place} holds {brief(cell, 60)}, which looks like several labels of one row "
-                f"(multi-label), {NOT_YET}; if it is one label, list all in data.classes"
+                f"{place} holds {brief(cell, 60)}: several labels of one row {_OTHER}; if it is "
+                "one label, list all in data.classes"
             )
 
 
@@ -331,7 +330,7 @@ def _is_list(label: Any) -> bool:
     return isinstance(label, str) and bool(_LIST.fullmatch(label))
 
 
-def _with_several(texts: Iterable[str], between: str) -> str | None:
+def with_several(texts: Iterable[str], between: str) -> str | None:
     """A cell of several labels, if one of its labels stands at another place in another cell: so
     ``New York, NY`` beside ``Buffalo, NY`` is none."""
     cells = [[part.strip() for part in text.split(between)] for text in sorted(texts)]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import Cells, is_blank, parsed, trimmed, whole
-from .classification import numbered
+from .cells import Cells, flag, is_blank, parsed, trimmed, whole
+from .classification import numbered, with_several
 from .objective import LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
@@ -277,14 +277,36 @@ class MultiLabel(Objective):
         return Targets(values, known, names, note=note)
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
-        """Return the column of texts, and one of lists of names with a usual name."""
-        text = next((name for name in self.input_names if name in columns), None)
-        for name in self.target_names if text else ():
-            cells = [cell for cell in columns.get(name, ()) if cell is not None]
-            labels = [label for cell in cells if isinstance(cell, list) for label in cell]
-            if labels and all(isinstance(x, list) for x in cells) and isinstance(labels[0], str):
-                return {"text": str(text), "label": name}
-        return {}
+        """Return the column of texts and a column of several labels a row with a usual name, or, if
+        no column has such a name, several columns of 0 and 1."""
+        known = {name: [x for x in cells if not is_blank(x)] for name, cells in columns.items()}
+        texts = [name for name, cells in known.items() if _are_texts(cells)]
+        text = next((name for name in self.input_names if name in texts), None)
+        if text is None and len(texts) == 1:
+            text = texts[0]
+        if text is None:
+            return {}
+        usual = [name for name in self.target_names if name in columns]
+        for name in usual:
+            if _have_several(known[name]):
+                return {"text": text, "label": name}
+        flags = tuple(name for name, cells in known.items() if {*map(flag, cells)} == {True, False})
+        return {"text": text, "label": flags} if len(flags) > 1 and not usual else {}
+
+
+def _are_texts(cells: Sequence[Any]) -> bool:
+    """Whether most cells are texts of several words."""
+    several = [isinstance(cell, str) and len(cell.split()) > 2 for cell in cells]
+    return 2 * sum(several) > len(cells)
+
+
+def _have_several(cells: Sequence[Any]) -> bool:
+    """Whether the cells hold lists of names, or names with a separator between them."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    lists = [parsed(cell) if isinstance(cell, str) and _lists(cell) else cell for cell in cells]
+    if lists and all(isinstance(one, list) for one in lists):
+        return any(isinstance(label, str) for one in lists for label in one)
+    return any(with_several({*texts}, between) for between in _BETWEEN)
 
 
 def _separator(values: Sequence[Any], classes: tuple[str, ...]) -> str:

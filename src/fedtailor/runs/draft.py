@@ -17,7 +17,7 @@ from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
-from ..objectives import CausalLM, Regression
+from ..objectives import DEFAULT, CausalLM, Regression
 from ..store.format import check_folder_name
 from .experiment import parse
 
@@ -69,7 +69,7 @@ class Clients:
         column = roles.client
         if column is None:
             return cls({}, {})
-        rows = survey.counts(column, roles.label)
+        rows = survey.counts(column, next(iter(roles.labels), None))
         counts = {str(name): count for name, count in sorted(rows.items())}
         for least in (_MIN_EXAMPLES, _FEWEST):
             sizes = {name: count for name, count in counts.items() if count >= least}
@@ -100,7 +100,7 @@ def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:
     """Return two baselines and what to try beside them: FedAvg + fine-tuning for pictures, FedSDG
     for texts, and for texts with labels FedPer, too, which was among the best in half of the
     measured settings."""
-    if survey.column(roles.source).kind != "text":
+    if survey.column(roles.source).kind == "picture":
         return ("local", "fedavg", "fedavg-ft")
     return ("local", "fedavg", *(["fedper"] if roles.label is not None else []), "fedsdg")
 
@@ -109,8 +109,14 @@ def default_model(survey: Survey, roles: Roles) -> str:
     """Return a built-in model for the texts or pictures."""
     if roles.label is None:
         return "smollm2-135m"
-    is_text = survey.column(roles.source).kind == "text"
-    return "minilm" if is_text else "efficientnet-lite0"
+    is_text = survey.column(roles.source).kind != "picture"
+    model = "minilm" if is_text else "efficientnet-lite0"
+    if roles.task not in BUILTIN[model].tasks:
+        raise InputError(
+            f"no built-in model is for {roles.task!r}; name one with --model, a folder or "
+            "owner/model of the hub"
+        )
+    return model
 
 
 def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence[str]) -> str:
@@ -141,7 +147,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
     if len(set(methods)) < len(methods):
         raise InputError(f"methods {', '.join(methods)}: name each once")
     clients = Clients.of(survey, roles)
-    is_text = survey.column(roles.source).kind == "text"
+    is_text = survey.column(roles.source).kind != "picture"
     sections = [
         _head(name),
         "\n".join(_data(survey, roles, is_text)),
@@ -159,7 +165,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
 
 def _check_model(name: str, survey: Survey, roles: Roles) -> None:
     """Raise InputError if there is no such model, or it is built in for other data."""
-    modality = "text" if survey.column(roles.source).kind == "text" else "image"
+    modality = "image" if survey.column(roles.source).kind == "picture" else "text"
     builtin = BUILTIN.get(name)
     if builtin is None:
         locate(ModelConfig(name))
@@ -168,8 +174,11 @@ def _check_model(name: str, survey: Survey, roles: Roles) -> None:
             f"model {name!r} is for {builtin.modality} data, not {modality} data; see fedtailor "
             "list models"
         )
-    elif roles.label is None and not builtin.generates:
-        raise InputError(f"model {name!r} is no language model; see fedtailor list models")
+    elif roles.task not in builtin.tasks:
+        raise InputError(
+            f"model {name!r} is not for {roles.task!r}, but for {', '.join(builtin.tasks)}; see "
+            "fedtailor list models"
+        )
 
 
 _LOCAL = """\
@@ -202,12 +211,15 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     elif roles.task == Regression.name:
         yield _line("task", roles.task, "numbers to predict")
         yield _line("label", roles.label)
+    elif roles.task == DEFAULT.name:
+        yield _line("label", roles.label, f"{len(survey.counts(*roles.labels))} classes")
     else:
-        yield _line("label", roles.label, f"{len(survey.counts(roles.label))} classes")
+        yield _line("task", roles.task)
+        yield _line("label", roles.label)
     if roles.client is not None:
         yield _line("client", roles.client, "the column that names the client")
     if is_text:
-        tokens = survey.tokens(roles.source)
+        tokens = survey.tokens(roles.source, *([] if roles.pair is None else [roles.pair]))
         yield _line("max_length", tokens, "tokens; longer texts are cut")
 
 
