@@ -50,11 +50,6 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[
         ({"text": ONE, "label": ["['a', 'b']", "['b']"]}, "multi-label"),
         ({"text": ONE, "label": ["a", "a|b", "b"]}, "multi-label"),
         ({"tokens": [["a", "b"]], "ner_tags": [["O", "B-X"]]}, "token-classification"),
-        (
-            {"context": ONE, "question": TWO, "answers": [{"text": ["a"], "answer_start": [2]}]},
-            "question-answering",
-        ),
-        ({"document": [" ".join(ONE)], "summary": ONE}, "seq2seq"),
     ],
 )
 def test_a_table_of_another_task_is_told_by_its_name(
