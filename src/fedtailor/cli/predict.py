@@ -67,7 +67,8 @@ def _predict(options: argparse.Namespace) -> None:
         model = load_model(options.run, options.method, options.client, options.seed, which=which)
         trained = model.trained
     data, images = trained.experiment.data, trained.data["modality"] == "image"
-    rows = read_rows(options.input, data, images=images, text=options.text)
+    pair = trained.data.get("pair") or ()
+    rows = read_rows(options.input, data, images=images, text=options.text, pair=pair)
     classes, by_client = trained.data["classes"], options.by_client
     objective = trained.task.backbone.objective
     check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)

@@ -326,6 +326,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "columns": [experiment.data.text]
         if experiment.data.text
         else network.backbone.objective.input_names,
+        **({"pair": data["pair"]} if data.get("pair") else {}),
         "max_length": experiment.data.max_length if text else None,
         "pooling": network.pooling or ("native" if text and network.is_transformer else None),
         "batch_size": experiment.evaluate.batch_size,

@@ -56,7 +56,14 @@ class Rows:
         return isinstance(self.inputs[0], Path | np.ndarray)
 
 
-def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None = None) -> Rows:
+def read_rows(
+    source: str,
+    data: DataConfig,
+    *,
+    images: bool,
+    text: str | None = None,
+    pair: Sequence[str] = (),
+) -> Rows:
     """Read the inputs of predictions.
 
     Args:
@@ -66,10 +73,13 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
         data: names the columns, as in the run.
         images: whether the model reads pictures.
         text: the column of texts, instead of the one that ``data`` names.
+        pair: the columns of the two texts that the model reads; (): it reads one.
 
     Raises:
         InputError: there is no such file or column, or nothing in it.
     """
+    if pair:
+        data = replace(data, text=text or pair[0], text_pair=pair[1])
     path = Path(source)
     if source != "-" and not path.exists():
         raise missing_file(source)
@@ -94,7 +104,7 @@ def read_rows(source: str, data: DataConfig, *, images: bool, text: str | None =
 
 def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
     image = None if text else data.image
-    config = replace(data, path=source, text=text or data.text, image=image)
+    config = replace(data, name=None, path=source, text=text or data.text, image=image)
     table = local_table(source)
     inputs = read_inputs(table, config, objective_of_data(data))
     if isinstance(inputs, list) == images:
@@ -122,12 +132,18 @@ def _pictures(path: Path, source: str, data: DataConfig) -> Rows:
 
 def _of_stdin(content: str, data: DataConfig, text: str | None) -> Rows:
     lines = content.lstrip().startswith("{")
-    kind = ".jsonl" if lines else ".txt" if text is None else ".csv"
+    is_csv = text is not None or data.text_pair is not None
+    kind = ".jsonl" if lines else ".csv" if is_csv else ".txt"
     return _of_text(content, kind, "stdin", data, text)
 
 
 def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str | None) -> Rows:
     if kind == ".txt":
+        if data.text_pair is not None:
+            raise InputError(
+                f"{source} has one text a line, and this model reads pairs; give a table with the "
+                f"columns {data.text!r} and {data.text_pair!r}"
+            )
         texts = _lines(content)
         if not texts:
             raise InputError(f"{source} is empty; write one text a line into it")
@@ -138,13 +154,18 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     columns = list(table[0])
     objective = objective_of_data(data)
     name = _text_column(columns, text or data.text, source, objective)
+    names = [name]
+    if data.text_pair is not None:
+        names.append(_text_column(columns, data.text_pair, source, objective))
     kinds, needed = ((str, list), "list of words") if objective.reads_words else (str, "text")
     for number, row in enumerate(table, 1):
-        if not isinstance(row.get(name), kinds):
-            raise InputError(
-                f"{source}, row {number}: {name!r} is {row.get(name)!r}, not a {needed}"
-            )
-    return _rows([row[name] for row in table], table, data)
+        for one in names:
+            if not isinstance(row.get(one), kinds):
+                raise InputError(
+                    f"{source}, row {number}: {one!r} is {row.get(one)!r}, not a {needed}"
+                )
+    inputs = [tuple(row[one] for one in names) for row in table]
+    return _rows(inputs if len(names) > 1 else [one for (one,) in inputs], table, data)
 
 
 def _rows(inputs: Sequence[Any], table: Sequence[Mapping[str, Any]], data: DataConfig) -> Rows:

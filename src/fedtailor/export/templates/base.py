@@ -74,8 +74,10 @@ class Base(Exported):
         """Return the arguments of the network's forward."""
         about = self.about["inputs"]
         if about["kind"] == "text":
-            mask = batch["attention_mask"].long()
-            return {"input_ids": batch["input_ids"], "attention_mask": mask}
+            present: dict[str, Any] = {
+                name: batch[name] for name in ("input_ids", "token_type_ids") if name in batch
+            }
+            return {**present, "attention_mask": batch["attention_mask"].long()}
         if about["kind"] == "module":
             named = [n for n in batch if n not in ("labels", "weight")]
             allowed = about["arguments"]
@@ -85,34 +87,41 @@ class Base(Exported):
         mean, std = (x.new_tensor(about[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
         return {about["argument"]: (x - mean) / std, **about["options"]}
 
-    def batch(self, inputs: Sequence[str]) -> Batch:
-        """Return the batch of several texts, or of several files with pictures."""
+    def batch(self, inputs: Sequence[Any]) -> Batch:
+        """Return the batch of several texts, pairs of texts, or files with pictures."""
         if self.about["modality"] == "image":
             return {"pixel_values": torch.cat([self._picture(path) for path in inputs])}
-        ids = [self._read(text)[0] for text in inputs]
-        longest = max(map(len, ids))
+        read = [self._read(text) for text in inputs]
+        longest = max(len(ids) for ids, _, _ in read)
         pad = self.tokenizer.pad_token_id or 0
-        return {
-            "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
-            "attention_mask": torch.tensor([[i < len(row) for i in range(longest)] for row in ids]),
+        batch = {
+            "input_ids": [ids + [pad] * (longest - len(ids)) for ids, _, _ in read],
+            "attention_mask": [[i < len(ids) for i in range(longest)] for ids, _, _ in read],
         }
+        if self.about.get("pair") and "token_type_ids" in self.tokenizer.model_input_names:
+            batch["token_type_ids"] = [t + [0] * (longest - len(t)) for _, t, _ in read]
+        return {name: torch.tensor(rows) for name, rows in batch.items()}
 
-    def _read(self, text: str | list[str]) -> tuple[list[int], bool]:
-        """The tokens of a text, or of words, that are read, and whether there are more."""
+    def _read(self, text: Any) -> tuple[list[int], list[int], bool]:
+        """The tokens of a text, a pair of texts or words, which of a pair's texts each is of, and
+        whether there are more."""
         length, prompts = self.about["max_length"], self.generates
+        is_pair = bool(self.about.get("pair"))
         encoded = self.tokenizer(
-            text, truncation=not prompts, max_length=length, verbose=False,
-            is_split_into_words=isinstance(text, list),
+            *(text if is_pair else [text]), truncation=not prompts, max_length=length,
+            verbose=False, is_split_into_words=isinstance(text, list) and not is_pair,
         )  # fmt: skip
         ids: list[int] = encoded["input_ids"]
-        added = encoded.encodings[0].special_tokens_mask
-        if prompts and ids and ids[-1] == self.tokenizer.eos_token_id and added[-1]:
+        (encoding,) = encoded.encodings
+        ends = ids[-1:] == [self.tokenizer.eos_token_id] and encoding.special_tokens_mask[-1]
+        if prompts and ends:
             del ids[-1]  # some tokenizers end each text; this one goes on
-        is_cut = len(ids) > length or bool(encoded.encodings[0].overflowing)
-        return ids[:length] or [next(iter(self.tokenizer.all_special_ids), 0)], is_cut
+        is_cut = len(ids) > length or bool(encoding.overflowing)
+        ids = ids[:length] or [next(iter(self.tokenizer.all_special_ids), 0)]
+        return ids, encoding.type_ids[: len(ids)], is_cut
 
-    def _say_cut(self, texts: Sequence[str]) -> None:
-        if count := sum(self._read(text)[1] for text in texts):
+    def _say_cut(self, texts: Sequence[Any]) -> None:
+        if count := sum(self._read(text)[2] for text in texts):
             most = self.about["max_length"]
             print(
                 f"{count} of {len(texts)} texts are longer than {most} tokens: only their first "
@@ -155,9 +164,12 @@ class Base(Exported):
             OSError: a file is missing, or is none that the model reads.
         """
         if self.tokenizer is not None and _names_a_file(given):
-            texts = _read_texts(Path(given), self.about["columns"])
+            texts = _read_texts(Path(given), self.about["columns"], self.about.get("pair"))
             self._say_cut(texts)
             return self.say_all(texts)
+        if pair := self.about.get("pair"):
+            wanted = "a .csv file with the columns " + " and ".join(map(repr, pair))
+            raise OSError(EINVAL, f"the model reads pairs of texts; give {wanted}", given)
         if self.tokenizer is not None:
             self._say_cut([given])
         return self.say(given)
@@ -171,9 +183,10 @@ class Pooled(nn.Module):
         self.encoder, self.pooling = encoder, pooling
         self.head = nn.Linear(encoder.config.hidden_size, classes, bias)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **others: Tensor) -> Tensor:
         """Return ``[b, classes]``: of the mean over the real tokens, or of the last real one."""
-        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **others)
+        hidden = output.last_hidden_state
         real = attention_mask.to(hidden.dtype)
         if self.pooling == "last":
             real = real * (real.cumsum(1) == real.sum(1, keepdim=True))
@@ -182,9 +195,9 @@ class Pooled(nn.Module):
         return logits
 
 
-def _read_texts(file: Path, columns: Sequence[str]) -> list[str]:
+def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) -> list[Any]:
     """The texts of a .txt file, one a line, or of a .csv file: those of the first of ``columns``
-    that it has.
+    that it has, or of both columns of a ``pair``.
 
     Raises:
         OSError: it is missing, or is none that can be read.
@@ -196,11 +209,16 @@ def _read_texts(file: Path, columns: Sequence[str]) -> list[str]:
         content = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise OSError(EINVAL, "it is not UTF-8 text", str(file)) from None
-    if file.suffix == ".txt":
+    if file.suffix == ".txt" and not pair:
         return content.removesuffix("\n").split("\n")
     separator = max(",;\t", key=content.partition("\n")[0].count)
     rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=separator)
     names = rows.fieldnames or []
+    if pair:
+        if absent := [name for name in pair if name not in names]:
+            wrong = f"it has no column {absent[0]!r}, but {', '.join(names)}"
+            raise OSError(EINVAL, wrong, str(file))
+        return [tuple(row[name] or "" for name in pair) for row in rows]
     column = next((name for name in columns if name in names), None)
     if column is None:
         wanted = " or ".join(map(repr, columns))
