@@ -20,7 +20,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedavg_ft import FedAvgFT
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.objectives import DEFAULT, CausalLM
-from fedtailor.objectives.classification import auc, macro_f1
+from fedtailor.objectives.classification import auc, f1, macro_f1, matthews
 from fedtailor.task.task import Task
 from tests.small import digits_backbone, digits_federation
 
@@ -170,3 +170,16 @@ def test_a_function_must_return_one_number(value: object) -> None:
 def test_language_models_have_none() -> None:
     with pytest.raises(InputError, match="is not for causal-lm, which has loss, acc"):
         Metrics(EvaluateConfig(metrics=("auc",))).check(CausalLM())
+
+
+def test_the_metrics_of_two_classes_are_those_of_their_counts() -> None:
+    labels = np.array([1, 1, 1, 0, 0, 0, 0])
+    predicted = np.array([1, 1, 0, 1, 0, 0, 0])  # 2 true, 1 false positives, 1 missed, 3 true 0
+    P = np.eye(2)[predicted]
+    assert f1(labels, P) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert matthews(labels, P) == pytest.approx((2 * 3 - 1 * 1) / (3 * 3 * 4 * 4) ** 0.5)
+    none = np.eye(2)[[0] * 7]
+    assert math.isnan(matthews(labels, none))
+    assert f1(labels, none) == 0.0
+    assert math.isnan(f1(0 * labels, none))
+    assert math.isnan(f1(labels, np.eye(3)[predicted]))

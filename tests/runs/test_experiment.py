@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
+from fedtailor.data.sources import objective_of_data, read_columns
+from fedtailor.engine.metrics import Metrics
 from fedtailor.errors import InputError
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.optim import Optimiser
@@ -225,3 +227,17 @@ def test_a_value_from_python_may_be_written_as_in_a_file() -> None:
     text: Any = "0.1"
     made = checked(ft.Experiment({"m": ft.FedAvg(optimiser=Optimiser(lr=text))}))
     assert made.methods["m"].optimiser.lr == 0.1
+
+
+@pytest.mark.parametrize("preset", ["", "cola", "qnli", "rte", "mrpc", "mnli,large", "imdb"])
+def test_the_data_sets_of_fedhft_are_asked_of_the_hub(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the download; all that is known before is checked."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = Path(__file__).parents[2] / "experiments/papers/fedhft/tasks.toml"
+    experiment = load(file, [f"preset={preset}"] if preset else [])
+    assert experiment.split.clients == 50
+    Metrics(experiment.evaluate).check(objective_of_data(experiment.data))
+    with pytest.raises(InputError, match=f"data set '{experiment.data.name}' isn't in reach"):
+        read_columns(experiment.data)

@@ -34,7 +34,7 @@ class EvaluateConfig:
     global_model: bool = True  # beside the personal models
     # rounds of fitting of a client that never took part
     novel_passes: Annotated[int, Ge(0), Le(10_000)] = 1
-    # beside loss and accuracy: "macro_f1", "auc", or a function of one's own, "FILE.py:FUNCTION"
+    # beside loss and accuracy: "macro_f1", "auc", ..., or an own function, "FILE.py:FUNCTION"
     metrics: tuple[str, ...] = ()
     confusion: bool = False  # keep each client's confusion matrix
     select: str | None = None  # the metric that chooses the reported round; None: the usual one

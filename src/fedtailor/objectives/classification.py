@@ -90,6 +90,26 @@ def auc(labels: Labels, probabilities: Probabilities) -> float:
     return float((pairs / (p * (len(labels) - p))).mean())
 
 
+def matthews(labels: Labels, probabilities: Probabilities) -> float:
+    """Matthews' correlation of the labels and the most probable classes, as GLUE measures CoLA; NaN
+    where all labels, or all predictions, are one class."""
+    from sklearn.metrics import matthews_corrcoef
+
+    predicted = probabilities.argmax(1)
+    varies = len(np.unique(labels)) > 1 and len(np.unique(predicted)) > 1
+    return float(matthews_corrcoef(labels, predicted)) if varies else math.nan
+
+
+def f1(labels: Labels, probabilities: Probabilities) -> float:
+    """The F1 of the second of two classes, as GLUE measures MRPC; NaN where no example has it and
+    none is predicted so, and for more classes, which have `macro_f1`."""
+    from sklearn.metrics import f1_score
+
+    if probabilities.shape[1] != 2:
+        return math.nan
+    return float(f1_score(labels, probabilities.argmax(1), zero_division=np.nan))
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The most probable class, its probability, and that of every class."""
@@ -140,8 +160,13 @@ class Classification(Objective):
         "text": "AutoModelForSequenceClassification",
         "image": "AutoModelForImageClassification",
     }
-    metrics: ClassVar[Mapping[str, MetricFunction]] = {"macro_f1": macro_f1, "auc": auc}
-    shares = frozenset(metrics)
+    metrics: ClassVar[Mapping[str, MetricFunction]] = {
+        "macro_f1": macro_f1,
+        "auc": auc,
+        "f1": f1,
+        "matthews": matthews,
+    }
+    shares = frozenset({"macro_f1", "auc", "f1"})
     selects = "accuracy"
     exported = Exported
 
