@@ -236,6 +236,9 @@ def test_from_a_file_to_an_export(
     parts = [blocks[:30], blocks[30:60], blocks[60:]]
     text = "\n\n".join("\n\n".join(["-DOCSTART-\tO", *part]) for part in parts)
     Path("reports.conll").write_text(text + "\n")
+    assert main(["new", "reports.conll", "--out", "new.toml"]) == 0
+    assert main(["run", "new.toml", "--dry-run"]) == 0  # no client is named: the rows are divided
+    assert "token-classification" in capsys.readouterr().out
     Path("e.toml").write_text(TOML)
     assert main(["run", "e.toml", "--out", "run"]) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out

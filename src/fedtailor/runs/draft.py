@@ -17,7 +17,7 @@ from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
-from ..objectives import DEFAULT, CausalLM, Regression
+from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression
 from ..store.format import check_folder_name
 from .experiment import parse
 
@@ -231,7 +231,7 @@ def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         yield _line("min_examples", clients.least, "clients with fewer rows are left out")
     else:
         number = min(_CLIENTS, max(2, survey.rows // _PER_CLIENT))
-        scheme = "iid" if roles.task in (CausalLM.name, Regression.name) else "dirichlet"
+        scheme = "dirichlet" if OBJECTIVES[roles.task].has_classes else "iid"
         yield _line("scheme", scheme, "no column names the clients: they are drawn")
         if scheme == "dirichlet":
             yield _line("alpha", 0.5, "the smaller, the more the clients' classes differ")
