@@ -20,7 +20,7 @@ from fedtailor.data import partition
 from fedtailor.engine.rounds import rounds
 from fedtailor.models import load_model
 from fedtailor.objectives import OBJECTIVES
-from tests.models.small import CAUSAL, SEQUENCE, TOKENS, save
+from tests.models.small import save
 
 _SHAPE = {
     "hidden_size": 16,
@@ -61,7 +61,23 @@ def sentences() -> tuple[list[list[str]], list[list[str]]]:
     return words, tags
 
 
+def questions() -> tuple[list[tuple[str, str]], list[Any]]:
+    """Questions of 5 tokens and contexts of 38, so that of 32 tokens there are two full windows,
+    with 10 tokens in both; a third of them has no answer."""
+    draw = np.random.default_rng(1)
+    pairs = [("where is the bed now", " ".join(draw.choice(_WORDS, 38))) for _ in range(40)]
+    answers = []
+    for number, (_, context) in enumerate(pairs):
+        words, first = context.split(), int(draw.integers(0, 36))
+        text, start = " ".join(words[first : first + 2]), len(" ".join([*words[:first], ""]))
+        is_there = number % 3 > 0
+        answers.append({"text": [text] * is_there, "answer_start": [start] * is_there})
+    return pairs, answers
+
+
 def data_of(kind: str) -> ft.Data:
+    if kind == "question-answering":
+        return ft.Data.from_arrays(*questions(), task=kind)
     texts, numbers = examples()
     if kind == "token-classification":
         return ft.Data.from_arrays(*sentences(), task=kind)
@@ -83,6 +99,11 @@ class InOrder(transformers.Trainer):
 def for_trainer(kind: str, batch: Mapping[str, Tensor], scale: tuple[float, ...]) -> dict[str, Any]:
     """A batch with the labels that transformers' model computes its loss from."""
     batch = {**batch, "attention_mask": batch["attention_mask"].long()}
+    if kind == "question-answering":
+        assert batch["attention_mask"].all()
+        start, end = batch["labels"].view(-1, 2).T
+        windows = {n: value.flatten(0, 1) for n, value in batch.items() if n != "labels"}
+        return {**windows, "start_positions": start, "end_positions": end}
     if kind == "causal-lm":
         real = batch["attention_mask"].bool()
         return {**batch, "labels": batch["input_ids"].masked_fill(~real, -100)}
@@ -128,11 +149,11 @@ def scores(kind: str, outputs: Tensor, labels: Any, scale: tuple[float, ...]) ->
 def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
     config = DECODER if kind == "causal-lm" else ENCODER
-    auto = {"causal-lm": CAUSAL, "token-classification": TOKENS}.get(kind, SEQUENCE)
+    auto = OBJECTIVES[kind].auto_classes["text"]
     folder = save(tmp_path / kind, config, auto)
     tokenizer.save_pretrained(folder)
     source = data_of(kind)
-    dataset = source.load(source.config(ft.DataConfig()), tokenizer)
+    dataset = source.load(source.config(ft.DataConfig(max_length=32)), tokenizer)
     federation = ft.Federation(dataset, partition(dataset, ft.SplitConfig(1), 0))
     backbone = load_model(ft.ModelConfig(str(folder)), dataset.objective, dataset.num_classes, 0)
     local = ft.LocalConfig(batch_size=8)
@@ -168,5 +189,6 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Pa
     assert test.loss[0] == pytest.approx(float(output.loss), abs=1e-5)
     labels = dataset.targets(rows)
     found = {"accuracy": test.accuracy, **test.metrics}
-    for name, value in scores(kind, output.logits, labels, dataset.scale).items():
+    outputs = output.get("logits")
+    for name, value in scores(kind, outputs, labels, dataset.scale).items():
         assert found[name][0] == pytest.approx(value, abs=1e-5), name

@@ -41,9 +41,11 @@ class ExampleCache:
         return self._seconds * len(self._usable_rows)
 
     def fits(self, limit_mb: float) -> bool:
-        """Say whether results can be cached: there are some, they have the form described above,
+        """Say whether results can be cached: there are some, they have the form described above
+        (rows of several sequences have not),
         and the results of all rows take at most ``limit_mb`` MB (estimated from a first chunk)."""
-        if isinstance(self._dataset.inputs, Tokens) and not self._by_token():
+        inputs = self._dataset.inputs
+        if isinstance(inputs, Tokens) and (inputs.sizes is not None or not self._by_token()):
             return False
         self._compute_chunk(0)
         results = self._results.values()

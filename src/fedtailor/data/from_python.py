@@ -323,6 +323,10 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     if isinstance(first, str) or of_texts:
         texts = _values(list(values), "inputs")
         _check_inputs(texts, "inputs", objective)
+        if objective.second_names and not all(map(_is_pair, texts)):
+            raise InputError(
+                f"{objective.name} needs pairs of texts (tuples); inputs has {first!r}"
+            )
         return texts
     if any(hasattr(value, "convert") for value in values):
         raise InputError("inputs are PIL's images; give arrays: [np.array(i.convert('RGB')), ...]")

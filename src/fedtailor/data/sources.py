@@ -202,6 +202,7 @@ def load_data(
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,
         tuple(omissions), scale, _kept(columns, labelled, rows, values, objective), columns.pair,
+        config.max_length,
     )  # fmt: skip
 
 

@@ -172,6 +172,7 @@ class Dataset:
     ``omissions`` are the rows that were left out or cut. ``scale`` is that of the targets, where
     the task scales them. ``rows`` are the inputs and targets as the source has them, where the task
     keeps them; ``pair`` are the columns of inputs that are two texts.
+    ``max_length`` are the most tokens of a sequence; 0: unknown.
     """
 
     inputs: Tokens | Images
@@ -186,6 +187,7 @@ class Dataset:
     scale: tuple[float, ...] = ()
     rows: Sequence[Any] | None = field(default=None, repr=False, compare=False)
     pair: tuple[str, ...] = ()
+    max_length: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse names that can't be shown; compute a digest that isn't given."""

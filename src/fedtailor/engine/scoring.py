@@ -95,7 +95,7 @@ class Scoring:
         """The metrics of one client's rows of each split; what the kind of task tunes is chosen on
         those for validation."""
         dataset, objective = self.federation.dataset, self.task.backbone.objective
-        words = Words(dataset.classes, self.task.backbone.tokenizer)
+        words = Words(dataset.classes, self.task.backbone.tokenizer, dataset.max_length)
         found = []
         for split, of_split, values in zip(SPLITS, rows, scores, strict=True):
             targets, predictions = dataset.targets(of_split), values[:, self.num_sums :]

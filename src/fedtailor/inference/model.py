@@ -104,7 +104,8 @@ class PersonalModel:
         if isinstance(examples, Tokens) and objective.generates:
             return self._texts(examples, max_new_tokens)
         size = self.trained.experiment.evaluate.batch_size
-        words = Words(self.classes, backbone.tokenizer)
+        max_length = self.trained.experiment.data.max_length
+        words = Words(self.classes, backbone.tokenizer, max_length)
         answers: list[Any] = [None] * len(examples)
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
             batch = examples.batch(rows)

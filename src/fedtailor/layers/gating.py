@@ -154,8 +154,9 @@ def gate_input(task: Task, source: GateInput, batch: Batch) -> tuple[Tensor, Ten
     inputs = task.inputs(batch)
     if source.kind == "tokens":
         vectors: Any = task.model.get_submodule(source.path)
-        x = F.embedding(inputs["input_ids"], vectors.weight).mT
-        return x, batch["attention_mask"].to(x.dtype)
+        real = batch["attention_mask"].flatten(1)  # one after the other if several sequences
+        x = F.embedding(inputs["input_ids"].reshape(real.shape), vectors.weight).mT
+        return x, real.to(x.dtype)
     axes = 4 if source.kind == "pictures" else 2
     fitting = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
     if not fitting or not fitting[0].is_floating_point():

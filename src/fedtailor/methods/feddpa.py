@@ -59,7 +59,9 @@ def representation(task: Task, batch: Batch) -> Tensor:
     task.pretrained_logits(batch)
     handle.remove()
     x, mask = inputs[0].float(), batch.get("attention_mask")
-    if x.dim() == 3 and mask is not None and mask.shape == x.shape[:2]:
+    if x.dim() == 3 and mask is not None and mask.numel() == x[:, :, 0].numel():
+        mask = mask.flatten(1)
+        x = x.reshape(*mask.shape, -1)
         if task.backbone.objective.generates:
             mask = mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
         return F.normalize((mask[:, :, None] * x).sum(1), dim=1)

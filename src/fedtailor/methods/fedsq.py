@@ -39,7 +39,7 @@ from ..layers.parts import train_layers
 from ..method import Method, Portable
 from ..optim import ClientContext, Optimiser, train
 from ..params import CACHED, Batch, Params, add_prefix, pick, strip_prefix
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, sequences
 from ..task.task import Reparametrise, Task
 
 _GATES = "fedsq_gates"
@@ -104,7 +104,7 @@ class FedSQ(Method):
         """``agreement`` ``[l]``: for each activation, the share of units where z_QK is on the piece
         of z_SK."""
         gates = _gates(task)
-        with gates.comparing(batch.get("attention_mask")) as agreement:
+        with gates.comparing(sequences(batch).get("attention_mask")) as agreement:
             self.predict(task, state, batch)
         return {"agreement": torch.stack(agreement)} if agreement else {}
 

@@ -53,7 +53,16 @@ PROJECTIONS: dict[str, tuple[str, str]] = {
 """For each model type, how the paths of a block's attention output and feed-forward output end; the
 first number is the block's. ConvNeXt has no attention: these are its two pointwise layers."""
 
-_HEADS = ("classifier", "pre_classifier", "classification_head", "score", "head", "fc", "_fc")
+_HEADS = (
+    "classifier",
+    "pre_classifier",
+    "classification_head",
+    "score",
+    "head",
+    "fc",
+    "_fc",
+    "qa_outputs",
+)
 
 
 def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:

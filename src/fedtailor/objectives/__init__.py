@@ -7,13 +7,21 @@ from .causal_lm import CausalLM
 from .classification import Classification
 from .multi_label import MultiLabel
 from .objective import Objective
+from .question_answering import QuestionAnswering
 from .regression import Regression
 from .token_classification import TokenClassification
 
 DEFAULT: Objective = Classification()
 OBJECTIVES: dict[str, Objective] = {
     one.name: one
-    for one in (DEFAULT, MultiLabel(), Regression(), TokenClassification(), CausalLM())
+    for one in (
+        DEFAULT,
+        MultiLabel(),
+        Regression(),
+        TokenClassification(),
+        QuestionAnswering(),
+        CausalLM(),
+    )
 }
 
 __all__ = [
@@ -22,6 +30,7 @@ __all__ = [
     "CausalLM",
     "Classification",
     "MultiLabel",
+    "QuestionAnswering",
     "Regression",
     "TokenClassification",
     "objective_of",

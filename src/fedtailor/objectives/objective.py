@@ -57,10 +57,12 @@ class Targets:
 
 @dataclass(frozen=True)
 class Words:
-    """What numbers stand for: the names of classes, and the tokenizer, if there is one."""
+    """What numbers stand for: the names of classes, the tokenizer, if there is one, and how many
+    tokens of it make a sequence."""
 
     classes: Sequence[str] = ()
     tokenizer: Any = None
+    max_length: int = 0
 
 
 Roles = dict[str, str | tuple[str, ...]]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..objectives import DEFAULT
@@ -19,8 +20,19 @@ def _only_inputs(batch: Batch) -> dict[str, Any]:
 
 
 def _plain_logits(output: Any) -> Tensor:
+    if hasattr(output, "start_logits"):
+        return torch.stack((output.start_logits, output.end_logits), -1)
     result: Tensor = output if isinstance(output, Tensor) else output.logits
     return result
+
+
+def sequences(batch: Batch) -> Batch:
+    """Return the batch with each sequence as an example: ``[b, S, L]`` becomes ``[b * S, L]``.
+    Sequences that a row lacks have no real token."""
+    ids = batch.get("input_ids")
+    if ids is None or ids.dim() < 3:
+        return batch
+    return {n: v.flatten(0, 1) if v.shape == ids.shape else v for n, v in batch.items()}
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Backbone:
     ``prepare`` turns a batch's inputs (``input_ids`` int64 ``[b, L]`` and ``attention_mask`` float
     ``[b, L]``, or ``pixel_values`` float ``[b, C, H, W]``) into the keyword arguments of the
     model's forward. ``logits`` takes the logits out of forward's output: ``[b, classes]`` or
-    ``[b, L, vocabulary]``. ``blocks`` lists, for each transformer block, the paths of its
+    ``[b, L, outputs]``. ``blocks`` lists, for each transformer block, the paths of its
     adaptable projections (attention output, feed-forward output). ``head`` lists the paths of the
     task head's modules. ``objective`` is what the logits are for. With ``batch_norm`` frozen,
     training uses the running statistics and leaves them as they are.

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from .. import random
 from ..objectives.objective import Scores
 from ..params import CACHED, Batch, Params, strip_prefix
-from .backbone import Backbone
+from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
 from .fast_pooling import use_fast_max_pool
 from .frozen_prefix import Prefix, find_prefix
@@ -111,8 +111,10 @@ class Task:
         return 2 if any(norm.trained and norm.per_example == 1 for norm in norms) else 1
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
-        """Return the keyword arguments of the model's forward: masks, positions, pictures."""
-        return self.backbone.prepare({n: v for n, v in batch.items() if not n.startswith(CACHED)})
+        """Return the keyword arguments of the model's forward: masks, positions, pictures. Where
+        examples are several sequences, the model reads each as one."""
+        inputs = {n: v for n, v in batch.items() if not n.startswith(CACHED)}
+        return self.backbone.prepare(sequences(inputs))
 
     def logits(
         self, state: Params, batch: Batch, reparametrise: Reparametrise = _unchanged
@@ -125,7 +127,8 @@ class Task:
             reparametrise: turns (state, batch) into the tensors that the forward pass uses.
 
         Returns:
-            float32 ``[b, classes]`` or ``[b, L, vocabulary]``.
+            float32 ``[b, classes]`` or ``[b, L, outputs]``; ``[b, S, L, outputs]`` where examples
+            are S sequences.
         """
         self._step.begin(training=False)
         return self._call(reparametrise(state, batch), batch)
@@ -183,7 +186,11 @@ class Task:
         with start, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
             inputs = self.inputs(batch)
             output = functional_call(self.model, state, (), inputs, tie_weights=self._tied)
-        return self.backbone.logits(output).float()
+        logits = self.backbone.logits(output).float()
+        ids = batch.get("input_ids")
+        if ids is None or ids.dim() < 3:
+            return logits
+        return logits.reshape(*ids.shape[:2], *logits.shape[1:])
 
     def loss(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged
