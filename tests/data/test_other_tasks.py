@@ -50,6 +50,14 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[
         ({"text": ONE, "label": ["['a', 'b']", "['b']"]}, "multi-label"),
         ({"text": ONE, "label": ["a", "a|b", "b"]}, "multi-label"),
         ({"tokens": [["a", "b"]], "ner_tags": [["O", "B-X"]]}, "token-classification"),
+        (
+            {
+                "context": ONE,
+                "question": TWO,
+                "answers": [{"text": [one[4:8]], "answer_start": [4]} for one in ONE],
+            },
+            "question-answering",
+        ),
     ],
 )
 def test_a_table_of_another_task_is_told_by_its_name(

