@@ -47,4 +47,5 @@ def say_how_to_try(out: Path) -> None:
     if program := next(iter(sorted([*out.glob("use.py"), *out.glob("*/use.py")])), None):
         about = json.loads((program.parent / "export.json").read_text())
         given = "picture.png" if about["modality"] == "image" else "'some text'"
+        given = "PAIRS.csv" if about.get("pair") else given
         print(f"try: python {shlex.quote(str(program))} {given}", file=sys.stderr)

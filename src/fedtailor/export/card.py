@@ -172,6 +172,8 @@ def packages(about: Mapping[str, Any]) -> list[str]:
 def _use(about: Mapping[str, Any]) -> list[str]:
     text = about["modality"] == "text"
     given, what = ('"some text"', "texts") if text else ("picture.png", "paths")
+    if about.get("pair"):
+        given, what = "PAIRS.csv", "pairs of texts"
     has_own_code = about["network"]["kind"] in ("module", "pickled")
     own = ", and those that its own code imports" if has_own_code else ""
     return [
