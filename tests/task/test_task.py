@@ -75,15 +75,16 @@ def test_weights_that_modules_share_stay_shared(tied: bool) -> None:
 def test_what_is_no_number_hits_nothing(objective: Objective) -> None:
     """Though argmax takes the first of logits that are not numbers for the largest."""
     task = Task(dataclasses.replace(digits_backbone(), objective=objective))
-    logits = torch.zeros(2, 3, 4)
+    logits = torch.zeros(2, 3, objective.num_outputs(4) or 4)
     logits[0] = torch.nan
+    targets = objective.blank_targets(2, 3, 4)
     labels = {
-        "labels": torch.zeros(2, dtype=torch.int64),
+        "labels": torch.zeros(2) if targets is None else torch.from_numpy(targets),
         "input_ids": torch.zeros(2, 3, dtype=torch.int64),
         "attention_mask": torch.ones(2, 3),
     }
     scores = task.score(logits if objective.per_token else logits[:, 0], labels)
-    hits = 2 if objective.per_token else int(objective.has_hits)
+    hits = int(scores.count[1]) if objective.has_hits else 0
     assert scores.correct.tolist() == [0, hits]
     assert scores.loss.isnan().tolist() == [True, False]
 
