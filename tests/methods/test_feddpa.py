@@ -160,7 +160,7 @@ def test_padding_tokens_are_no_part_of_a_representation(objective: Objective) ->
     mask = torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1]])
     batch = {only: torch.tensor([[1, 2, 3, 0], [4, 5, 6, 1]]), "attention_mask": mask}
     embedded = model.embed.weight.detach().double().numpy()[batch[only].numpy()]
-    if objective.per_token:
+    if objective.generates:
         want = unit(np.stack([embedded[0, 2], embedded[1, 3]]))
     else:
         want = unit(np.stack([embedded[0, :3].mean(0), embedded[1].mean(0)]))

@@ -89,7 +89,7 @@ def test_what_does_not_go_with_the_clients_is_refused(
     ("changes", "message"),
     [
         ({"methods": {"fedhft": ft.FedHFT()}}, "fedhft.warmup_rounds is 5 and rounds is 2"),
-        ({"evaluate": ft.EvaluateConfig(metrics=("f1",))}, "unknown metric 'f1'"),
+        ({"evaluate": ft.EvaluateConfig(metrics=("f9",))}, "unknown metric 'f9'"),
         ({"cohort": ft.CohortConfig(novel=3)}, "cohort.novel = 3 leaves none of 3 clients"),
         ({"start_from": ft.StartConfig("nowhere")}, "no directory 'nowhere'"),
     ],
