@@ -229,12 +229,6 @@ def _portable(model: ClientModel) -> Portable:
     pass of its own."""
     method, task = model.method, model.task
     portable = method.portable(task, model.state)
-    objective = task.backbone.objective
-    if objective.in_sequences and portable.form not in ("plain", "adapter", "mixture"):
-        raise InputError(
-            f"{method.name} can't be exported for the task {objective.name!r}: its forward pass "
-            "depends on all sequences of an example; fedtailor predict uses the model"
-        )
     if type(method).portable is Method.portable:
         added = set()
         if portable.form == "plain":

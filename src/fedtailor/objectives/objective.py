@@ -80,7 +80,6 @@ class Objective(ABC):
     target_names: ClassVar[tuple[str, ...]] = ()  # usual names of the target's column; (): none
     takes_pairs: ClassVar[bool] = False  # an input may be two texts
     reads_words: ClassVar[bool] = False  # an input is a list of words
-    in_sequences: ClassVar[bool] = False  # an example may be several sequences
     keeps_rows: ClassVar[bool] = False  # what is compared are the rows' own inputs and targets
     takes_flags: ClassVar[bool] = False  # the targets may be several columns of 0 and 1
     names_classes: ClassVar[bool] = False  # the data name classes

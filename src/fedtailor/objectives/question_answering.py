@@ -112,12 +112,11 @@ class Exported(ABC):
             columns["token_type_ids"] = "type_ids"
         batch = {
             name: torch.tensor(
-                [(v := getattr(one, of)) + [0] * (longest - len(v)) for one in windows]
+                [[(v := getattr(one, of)) + [0] * (longest - len(v)) for one in windows]]
             )
             for name, of in columns.items()
         }
-        logits = self.logits(batch)[None]
-        (found,) = self.candidates(logits, batch["attention_mask"][None]).tolist()
+        (found,) = self.candidates(self.logits(batch), batch["attention_mask"]).tolist()
         return dict(
             zip(("answer", "start", "score"), self.best(found, windows, context), strict=True)
         )
@@ -129,7 +128,7 @@ class Exported(ABC):
 
     @abstractmethod
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the logits of each token, ``[S, L, 2]``."""
+        """Return the logits of each token, ``[b, S, L, 2]``."""
 
     @staticmethod
     def windows(
@@ -204,7 +203,6 @@ class QuestionAnswering(Objective):
     second_names = ("context", "passage", "paragraph")
     target_names = ("answers", "answer")
     takes_pairs = True
-    in_sequences = True
     keeps_rows = True
     per_token = True
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForQuestionAnswering"}

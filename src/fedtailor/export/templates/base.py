@@ -55,8 +55,8 @@ class Base(Exported):
     def logits(self, batch: Batch) -> Tensor:
         """Compute the logits ``[b, classes]``, or ``[b, L, vocabulary]`` of a language model.
 
-        ``batch`` has ``input_ids`` and ``attention_mask`` ``[b, L]``, or ``pixel_values``
-        ``[b, C, H, W]`` from 0 to 1.
+        ``batch`` has ``input_ids`` and ``attention_mask`` ``[b, L]``, or ``[b, S, L]`` where an
+        example is S sequences; or ``pixel_values`` ``[b, C, H, W]`` from 0 to 1.
         """
 
     def part(self, name: str) -> Tensors:
@@ -70,16 +70,15 @@ class Base(Exported):
         if hasattr(output, "start_logits"):
             output = torch.stack((output.start_logits, output.end_logits), -1)
         logits: Tensor = output if isinstance(output, Tensor) else output.logits
-        return logits.float()
+        sizes = batch["input_ids"].shape[:-1] if "input_ids" in batch else logits.shape[:1]
+        return logits.float().reshape(*sizes, *logits.shape[1:])
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """Return the arguments of the network's forward."""
         about = self.about["inputs"]
         if about["kind"] == "text":
-            present: dict[str, Any] = {
-                name: batch[name] for name in ("input_ids", "token_type_ids") if name in batch
-            }
-            return {**present, "attention_mask": batch["attention_mask"].long()}
+            names = ("input_ids", "token_type_ids", "attention_mask")
+            return {n: batch[n].flatten(0, -2).long() for n in names if n in batch}
         if about["kind"] == "module":
             named = [n for n in batch if n not in ("labels", "weight")]
             allowed = about["arguments"]

@@ -24,7 +24,8 @@ def gate_input(
         embedding: of tokens, ``[vocabulary, C]``; None for pictures and vectors.
     """
     if embedding is not None:
-        return F.embedding(inputs["input_ids"], embedding).mT, batch["attention_mask"].float()
+        real = batch["attention_mask"].flatten(1)  # one after the other if several sequences
+        return F.embedding(inputs["input_ids"].reshape(real.shape), embedding).mT, real.float()
     axes = 4 if about["kind"] == "pictures" else 2
     x = next(v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes)
     if axes == 2:

@@ -45,7 +45,9 @@ class Model(Base):
         """r / ||r|| of every example, ``[b, d]``: the mean over tokens, or the last one."""
         x, mask = self.r, batch.get("attention_mask")
         assert x is not None
-        if x.dim() == 3 and mask is not None and mask.shape == x.shape[:2]:
+        if x.dim() == 3 and mask is not None and mask.numel() == x[:, :, 0].numel():
+            mask = mask.flatten(1)
+            x = x.reshape(*mask.shape, -1)
             if self.generates:
                 mask = mask * (mask.cumsum(1) == mask.sum(1, keepdim=True))
             return F.normalize((mask[:, :, None] * x).sum(1), dim=1)
