@@ -84,7 +84,7 @@ LATER: Mapping[str, Any] = {
     "rotations": 1, "shuffled": 0.0, "gate": None, "max_share": None, "revision": None,
     "buffer": None, "above_norm": "refuse", "max_norm": None, "norm_factor": 1000.0,
     "norm_quantile": 0.5, "target": 0, "poisoned": 0.5, "scale": [],
-    "text_pair": None,
+    "text_pair": None, "class_weights": None, "huber_delta": None,
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
@@ -107,7 +107,7 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["lr_w"] = 100.0  # unused; it was the default
         if method["name"] == "fedsdg" and method["gate"] is not None:
             method["lr_gate"] = 5e-3  # unused; it was the default
-    names = ("data", "public", "model", "split", "cohort", "attack")
+    names = ("data", "public", "model", "split", "local", "cohort", "attack")
     sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):
         for field, value in LATER.items():

@@ -15,6 +15,7 @@ Params = dict[str, Tensor]
 Batch = dict[str, Tensor]
 
 CACHED = "cached."  # in a batch, the names of the results of `Method.precompute` begin so
+EXAMPLE_WEIGHT = f"{CACHED}example_weight"  # in a batch, what each example counts in the loss [b]
 
 ALIGNMENT = 64  # bytes; PyTorch's allocator aligns its memory to as many
 

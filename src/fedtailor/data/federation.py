@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from .. import random
 from ..errors import InputError
 from ..objectives.objective import IGNORED
-from ..params import Batch
+from ..params import EXAMPLE_WEIGHT, Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
 from .omissions import Omission
@@ -158,16 +158,31 @@ class Federation:
             passes: over the client's data (`LocalConfig`); None: a round's.
         """
         steps_left = self.num_steps(client, local, passes)
+        weights = self.class_weights(client) if local.class_weights else None
         epoch = 0
         while steps_left > 0:
             batches = self._epoch(client, round_, epoch, local.batch_size, purpose)
             for rows in batches[:steps_left]:
                 batch = self.batch(rows)
+                if weights is not None:
+                    batch[EXAMPLE_WEIGHT] = weights[batch["labels"]]
                 if len(rows) < self.least_batch:
                     batch["weight"] = torch.zeros(len(rows))
                 yield batch
             steps_left -= len(batches)
             epoch += 1
+
+    def class_weights(self, client: int) -> torch.Tensor:
+        """Return the weight of each class in the client's training loss, float32 ``[classes]``: n /
+        (c * n_j) for the n_j of its n training examples that have class j, and the c classes that
+        any of them has. The others have 0."""
+        labels = self.dataset.class_numbers
+        assert labels is not None
+        counts = np.bincount(
+            labels[self.partition.train[client]], minlength=self.dataset.num_classes
+        )
+        shares = (counts > 0) * counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        return torch.from_numpy(shares.astype(np.float32))
 
     def _epoch(
         self, client: int, round_: int, epoch: int, size: int, purpose: str

@@ -136,10 +136,12 @@ def load_data(
         raise InputError(
             f"data.classes is for labels, and the task {objective.name!r} has none; leave it out"
         )
-    if config.scale and not objective.has_scale:
-        raise InputError(
-            f"data.scale is for numbers, and the task {objective.name!r} has none; leave it out"
-        )
+    for name in ("scale", "huber_delta"):
+        if getattr(config, name) and not objective.has_scale:
+            raise InputError(
+                f"data.{name} is for numbers, and the task {objective.name!r} has none; leave it "
+                "out"
+            )
     if len(set(config.classes)) < len(config.classes):
         raise InputError(
             f"data.classes = {list(config.classes)}: a class occurs twice; name it once"
@@ -198,6 +200,8 @@ def load_data(
             f"{columns.places[0]}: all training rows have the number {scale[0]:g}; there is "
             "nothing to learn"
         )
+    if scale and config.huber_delta:
+        scale = (*scale[:2], config.huber_delta)
     groups = None if groups is None else groups[rows]
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,

@@ -116,6 +116,12 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             f"{method.name} does not train on batches of fewer than {method.min_batch_size} "
             f"examples; local.batch_size is {plan.local.batch_size}"
         )
+    objective = federation.dataset.objective
+    if plan.local.class_weights and not objective.has_classes:
+        raise InputError(
+            f"local.class_weights = {plan.local.class_weights!r} needs one class a row, and the "
+            f"task {objective.name!r} has none; leave it out"
+        )
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
     if method.needs_public_labels:

@@ -221,7 +221,7 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
     config = replace(
         source.config(ours), task=task, limit=None, skip=0, limit_test=None,
-        classes=tuple(trained.data["classes"]), scale=tuple(trained.data.get("scale", ())),
+        classes=tuple(trained.data["classes"]), scale=tuple(trained.data.get("scale", ()))[:2],
     )  # fmt: skip
     config = replace(config, client=config.client or _client_column(config, ours.client))
     columns = source.columns or read_columns(config)

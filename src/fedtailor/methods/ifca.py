@@ -107,7 +107,7 @@ class IFCA(FineTuning):
             weight = batch.get("weight", torch.ones_like(scores[0].loss))
             totals = [t + (s.loss * weight).sum() for t, s in zip(totals, scores, strict=True)]
             count = count + (scores[0].count * weight).sum()
-        return torch.stack(totals) / count.clamp(min=1)
+        return torch.stack(totals) / count.clamp(min=1e-9)
 
     def check_upload(
         self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # a target that stands for none
+_LEAST = 1e-9  # of a sum of weights, which is 0 for padding alone
 MetricFunction = Callable[[Any, Any], float]
 """From the targets of a client's examples and the predictions, as `Objective.compared` gives them,
 to a number."""
@@ -38,8 +39,12 @@ class Scores:
     def mean(self, weight: Tensor | None = None) -> Tensor:
         """Return the mean loss of a prediction; ``weight`` ``[b]`` is 0 for padding examples."""
         if weight is None:
-            return self.loss.sum() / self.count.sum().clamp(min=1.0)
-        return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=1.0)
+            return self.loss.sum() / self.count.sum().clamp(min=_LEAST)
+        return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=_LEAST)
+
+    def weighted(self, weight: Tensor) -> Scores:
+        """Return the scores where an example counts as ``weight`` ``[b]`` of them."""
+        return Scores(self.loss * weight, self.correct * weight, self.count * weight)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Objective(ABC):
         return hash(type(self))
 
     def scaled(self, scale: Sequence[float]) -> Objective:
-        """Return the objective for targets of that ``scale``, as `Targets` has it; (): unknown."""
+        """Return the objective for targets of that ``scale``: `Targets`' and, if an experiment has
+        it, ``data.huber_delta``; (): unknown."""
         return self
 
     def tuned(self, value: float) -> Objective:

@@ -101,6 +101,7 @@ class Regression(Objective):
 
     mean: float = 0.0
     deviation: float = 1.0
+    huber_delta: float | None = None  # in deviations
 
     name = "regression"
     target_names = ("target", "value", "score", "rating", "label", "labels", "y")
@@ -133,11 +134,17 @@ class Regression(Objective):
         return 1
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
-        """Compute the squared error, in squares of the targets' deviation."""
+        """Compute the squared error, in squares of the targets' deviation; with a ``huber_delta``
+        Huber's loss: half of that up to the delta, and linear above."""
         import torch
+        from torch.nn import functional as F
 
-        targets = (batch["labels"] - self.mean) / self.deviation
-        loss = (logits[:, 0] - targets.to(logits)).square()
+        targets = ((batch["labels"] - self.mean) / self.deviation).to(logits)
+        if self.huber_delta is None:
+            loss = (logits[:, 0] - targets).square()
+        else:
+            delta = self.huber_delta
+            loss = F.huber_loss(logits[:, 0], targets, reduction="none", delta=delta)
         return Scores(loss, torch.zeros_like(loss), torch.ones_like(loss))
 
     def predictions(

@@ -247,7 +247,7 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> No
         ("task", "data.task chooses it"),
         ("modality", "the data must be of one kind"),
         ("classes", "data.classes gives their names, in order"),
-        ("scale", "data.scale gives it"),
+        ("scale", "data.scale and data.huber_delta give it"),
     ):
         values = old.get(key, []), new.get(key, [])
         a, b = (list(value) if isinstance(value, tuple) else value for value in values)

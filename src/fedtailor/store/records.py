@@ -41,7 +41,7 @@ class DataManifest:
     classes: Sequence[str]
     data: str = ""
     public: str | None = None
-    scale: Annotated[Sequence[Annotated[float, Ge(-1e30), Le(1e30)]], MaxLen(2)] = ()
+    scale: Annotated[Sequence[Annotated[float, Ge(-1e30), Le(1e30)]], MaxLen(3)] = ()
     picture: Annotated[Sequence[Annotated[int, Ge(1), Le(10**5)]], Len(3, 3)] | None = None
     names: Sequence[str] | None = None
     omissions: Sequence[Mapping[str, Any]] = ()

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from .. import random
 from ..objectives.objective import Scores
-from ..params import CACHED, Batch, Params, strip_prefix
+from ..params import CACHED, EXAMPLE_WEIGHT, Batch, Params, strip_prefix
 from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
 from .fast_pooling import use_fast_max_pool
@@ -220,8 +220,10 @@ class Task:
         return logits, self._step.end()
 
     def score(self, logits: Tensor, batch: Batch) -> Scores:
-        """Compute the loss and the hits of each example, as the backbone's objective does."""
-        return self.backbone.objective.score(logits, batch)
+        """Compute the loss and the hits of each example, as the backbone's objective does; times
+        its weight in a batch that has weights."""
+        scores, weight = self.backbone.objective.score(logits, batch), batch.get(EXAMPLE_WEIGHT)
+        return scores if weight is None else scores.weighted(weight)
 
 
 def _copy_modules(model: nn.Module) -> nn.Module:
