@@ -113,10 +113,12 @@ def test_from_a_table_to_an_export(
     assert "reads pairs of texts" in used.stderr
 
 
-def test_a_pair_for_a_task_of_one_text_is_refused(
+def test_a_pair_is_said_before_the_run_and_refused_for_a_task_of_one_text(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    command = ["run", "e.toml", "--out", "run", "--set", "data.task=causal-lm"]
-    assert main(command) == 2
+    command = ["run", "e.toml", "--out", "run"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "an input is a pair: 'sentence1' and 'sentence2'" in "".join(capsys.readouterr())
+    assert main([*command, "--set", "data.task=causal-lm"]) == 2
     assert "are a pair of texts, and the task 'causal-lm' reads one" in capsys.readouterr().err

@@ -154,7 +154,7 @@ class ImageInputs:
 @dataclass(frozen=True)
 class ModuleInputs:
     """The inputs of any module: by name if forward has arguments of these names, else a single
-    input as forward's first argument."""
+    input as forward's first argument. ``token_type_ids`` are left out if forward has none."""
 
     arguments: tuple[str, ...]
 
@@ -172,7 +172,8 @@ class ModuleInputs:
         return cls(arguments)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        inputs = {k: v for k, v in batch.items() if k not in ("labels", "weight")}
+        unread = {"labels", "weight", *({"token_type_ids"} - {*self.arguments})}
+        inputs = {k: v for k, v in batch.items() if k not in unread}
         if set(inputs) <= set(self.arguments):
             return inputs
         if len(inputs) > 1:

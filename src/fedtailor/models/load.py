@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -224,8 +225,8 @@ def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backb
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(random.key(seed, "model")))
         made = call_factory(config.factory)
-    if isinstance(made, Backbone):
-        return made
+    if isinstance(made, Backbone):  # of another kind of task: `Inputs.check` refuses it
+        return replace(made, objective=objective) if made.objective == objective else made
     return from_module(
         made, objective, config.head, config.targets, config.pretrained, config.batch_norm
     )

@@ -110,15 +110,21 @@ class Inputs:
         if name in BUILTIN:
             return
         received = ", ".join(f"{key} {list(value.shape)}" for key, value in batch.items())
-        with faults_of_files(f"the model {name} fails on these data ({received})"), torch.no_grad():
+        fails = f"the model {name} fails on these data ({received})"
+        with faults_of_files(fails), torch.no_grad():
             logits = task.logits(task.state, batch)
-        if not task.backbone.objective.has_classes:
+        objective, shape = task.backbone.objective, list(logits.shape)
+        outputs = objective.num_outputs(self.dataset.num_classes)
+        if outputs is None:
+            with faults_of_files(fails):
+                task.score(logits, batch)
             return
-        rows, classes = len(next(iter(batch.values()))), self.dataset.num_classes
-        if logits.ndim != 2 or len(logits) != rows or logits.shape[1] < classes:
+        tokens = batch["input_ids"].shape[1:] if objective.per_token else ()
+        wanted = [len(next(iter(batch.values()))), *tokens, outputs]
+        has_more = objective.has_classes and shape[-1:] > [outputs]  # than the data have classes
+        if shape != wanted and not (has_more and shape[:-1] == wanted[:-1]):
             raise InputError(
-                f"the model {name} gives logits {list(logits.shape)} for {rows} examples of "
-                f"{classes} classes; they must be [{rows}, {classes}]"
+                f"the model {name} gives logits {shape} for {received}; they must be {wanted}"
             )
 
 

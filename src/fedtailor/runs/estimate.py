@@ -63,6 +63,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         rows=dataset.num_train,
         test_rows=len(dataset.inputs) - dataset.num_train,
         client_rows=len(federation.partition.rows),
+        pair=dataset.pair,
         classes=_class_shares(federation),
         clients=federation.num_clients,
         client_names=names if len(names) <= FEW else (),

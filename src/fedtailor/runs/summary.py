@@ -60,6 +60,7 @@ class StartSummary:
     rows: int
     test_rows: int  # of the official test split
     client_rows: int  # that some client has, of both
+    pair: Sequence[str]  # the columns of an input that is two texts
     classes: Mapping[str, float]  # the share of the rows
     clients: int
     client_names: Sequence[str]  # a few of them, at most; empty: they have none
@@ -131,6 +132,8 @@ class StartSummary:
         if 0 < self.client_rows < self.rows + self.test_rows:
             rows += f", of which the clients have {self.client_rows:,}"
         yield f"data      {self.data}{rows}{classes}"
+        if self.pair:
+            yield f"          an input is a pair: {' and '.join(map(repr, self.pair))}"
         for text in self.omissions:
             yield f"          {text}"
         names = f": {', '.join(self.client_names)}" if self.client_names else ""

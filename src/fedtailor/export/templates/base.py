@@ -80,10 +80,15 @@ class Base(Exported):
             names = ("input_ids", "token_type_ids", "attention_mask")
             return {n: batch[n].flatten(0, -2).long() for n in names if n in batch}
         if about["kind"] == "module":
-            named = [n for n in batch if n not in ("labels", "weight")]
             allowed = about["arguments"]
+            unread = {"labels", "weight"}
+            if allowed is not None and "token_type_ids" not in allowed:
+                unread.add("token_type_ids")
+            named = {n: v for n, v in batch.items() if n not in unread}
+            if "input_ids" in named:  # an example may be several sequences
+                named = {n: value.flatten(0, -2) for n, value in named.items()}
             arguments = named if allowed is None or set(named) <= set(allowed) else allowed[:1]
-            return {argument: batch[n] for argument, n in zip(arguments, named, strict=True)}
+            return dict(zip(arguments, named.values(), strict=True))
         x = resized(batch["pixel_values"], about["size"]).expand(-1, about["channels"], -1, -1)
         mean, std = (x.new_tensor(about[name]).view(1, -1, 1, 1) for name in ("mean", "std"))
         return {about["argument"]: (x - mean) / std, **about["options"]}
