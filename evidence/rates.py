@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from evidence.run import Run, lines, planned
+from fedtailor.store.metrics import higher_is_better
 
 TUNED = 10  # the seed of all trials; no result has it
 
@@ -33,12 +34,12 @@ def trials() -> Trials:
 
 
 def validation(line: Mapping[str, Any]) -> float:
-    """A trial's score: the accuracy, or minus a language model's loss. One that diverged has the
+    """A trial's score, higher is better: minus a loss or an error. One that diverged has the
     lowest."""
     if "results" not in line:
         return -math.inf
     score: float = line["results"]["personal"]["validation"]
-    return -score if line["results"]["metric"] == "loss" else score
+    return score if higher_is_better(line["results"]["metric"]) else -score
 
 
 def _shown(line: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ from fedtailor.errors import DivergedError
 from fedtailor.params import to_device
 from fedtailor.runs.build import Inputs
 from fedtailor.store.files import write_atomically
-from fedtailor.store.metrics import ATTACK_SUCCESS, summary
+from fedtailor.store.metrics import ATTACK_SUCCESS, summary, values_of
 from fedtailor.store.read import Evaluation, Trial, read
 from fedtailor.store.selection import select_round
 
@@ -241,7 +241,7 @@ def clients_of(experiment: ft.Experiment) -> dict[str, float]:
     (federation,) = Inputs.load(experiment, None, None).federations.values()
     examples = [len(federation.rows(k, "train")) for k in range(federation.num_clients)]
     found = {"number": len(examples), "median_examples": float(np.median(examples))}
-    if federation.dataset.labels is not None:
+    if federation.dataset.class_numbers is not None:
         found["label_overlap"] = round(label_overlap(label_counts(federation)), 4)
     return found
 
@@ -292,7 +292,7 @@ def results(out: Path, only: tuple[str, int] | None = None) -> dict[str, Any]:
                 "validation": validation and round(summary(validation, metric).mean, 6),
                 "clients": list(selected.test.clients),
                 "num_examples": list(selected.test.num_examples),
-                metric: [_rounded(value) for value in getattr(selected.test, metric)],
+                metric: [_rounded(value) for value in values_of(selected.test, metric)],
             }
             if ATTACK_SUCCESS in selected.test.metrics:
                 values[model][ATTACK_SUCCESS] = _rounded(

