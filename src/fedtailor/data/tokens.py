@@ -114,7 +114,8 @@ def _arrays(
             ids.add(example.ids)
             types.add(example.types, [0] * len(example.ids))
             labels.add(example.labels)
-            sizes.add(example.sizes, [len(example.ids)])
+            several = example.sizes if len(example.sizes or ()) > 1 else None
+            sizes.add(several, [len(example.ids)])
     return {
         **ids.arrays("values", "offsets"),
         "rows": np.array(rows, np.int64),
