@@ -141,6 +141,37 @@ def test_what_is_not_above_training_alone_is_not_named(chosen: str) -> None:
     assert "fedtailor run x.toml" not in said
 
 
+def test_a_setting_with_pairs_of_texts_speaks_for_pairs() -> None:
+    texts = replace(SETTINGS[0], modality="text", model="minilm", pretrained=True)
+    far = replace(texts, clients=Population(8, 40, 1.0, pairs=True), file="papers/fedhft/pairs")
+    mine = replace(MINE, pairs=True)
+    assert advise_for(MINE, "text", TEXTS, [texts, far]).setting is texts
+    advice = advise_for(mine, "text", TEXTS, [texts, far])
+    assert advice.setting is far
+    said = "\n".join(advice.lines("x.toml"))
+    assert "The measurement: fedtailor run papers/fedhft/pairs" in said
+    alone = "\n".join(advise_for(mine, "text", TEXTS, [texts]).lines("x.toml"))
+    assert "Nothing was measured with pairs of texts and a pretrained model." in alone
+
+
+def test_a_score_is_shown_by_its_metric_and_in_its_unit() -> None:
+    numbers = Population(8, 40, None, "regression")
+    methods = {
+        label: replace(method(0.0, over, 0.0), accuracy=None, decile=None, score=score)
+        for label, score, over in (("fedavg", 0.25, 0.05), ("local", 0.3, 0.0))
+    }
+    one = replace(
+        SETTINGS[0], modality="text", model="minilm", pretrained=True, clients=numbers,
+        task="regression", metric="rmse", methods=methods, chosen="fedavg",
+    )  # fmt: skip
+    advice = advise_for(numbers, "text", TEXTS, [one])
+    said = advice.lines("x.toml")
+    (header,) = [line for line in said if line.startswith("method ")]
+    (row,) = [line for line in said if line.startswith("fedavg ")]
+    assert "rmse measured" in header
+    assert row.split()[1:5] == ["0.250", "+0.050", "[+0.030,", "+0.070]"]
+
+
 @pytest.mark.parametrize(("seeds", "said"), [((0,), "one seed"), ((0, 1), "two seeds")])
 def test_few_seeds_are_said(seeds: tuple[int, ...], said: str) -> None:
     of = {label: replace(one, seeds=seeds) for label, one in SETTINGS[0].methods.items()}

@@ -155,13 +155,16 @@ class Advice:
         is_lm = OBJECTIVES[setting.task].generates
         header = [
             "method",
-            "perplexity measured" if is_lm else "accuracy measured",
+            f"{'perplexity' if is_lm else setting.metric} measured",
             f"{'perplexity against' if is_lm else 'lead over'} local, 95 % interval",
             "worse off",
             "trains",
             "traffic a round, both ways",
         ]
-        rows = [[label, *cells_of(label, setting.methods[label])] for label in self.labels()]
+        rows = [
+            [label, *cells_of(label, setting.methods[label], setting.metric)]
+            for label in self.labels()
+        ]
         if not self.is_like_yours:
             del header[1]
             for row in rows:
@@ -223,7 +226,8 @@ def advise(experiment: Experiment, source: Path | str) -> Advice:
     run = Path(source)
     if (run / "experiment.json").is_file():
         manifest = read_data_manifest(min(run.glob("partitions/seed-*.json")))
-        return advise_for(clients_of_run(run), manifest["modality"], experiment)
+        clients = replace(clients_of_run(run), pairs=bool(manifest.get("pair")))
+        return advise_for(clients, manifest["modality"], experiment)
     (federation,) = Inputs.load(
         replace(experiment, seeds=experiment.seeds[:1]), None, None
     ).federations.values()
@@ -240,7 +244,7 @@ def advise_for(
     that were measured. Only those of the same task count. Of them, those with a model that is
     pretrained as the experiment's is are preferred, then those with such data. The closest of them
     counts, and the same data set makes one closer."""
-    kind = Regime(modality, experiment.model.pretrained, clients.task)
+    kind = Regime(modality, experiment.model.pretrained, clients.task, clients.pairs)
     known = measured_settings() if settings is None else settings
     settings = [one for one in known if one.task == clients.task]
     if not settings:
@@ -252,7 +256,7 @@ def advise_for(
         elsewhere = _OTHER_DATA if one.data != experiment.data.name else 0.0
         return (
             other.pretrained != kind.pretrained,
-            other.modality != modality,
+            (other.modality, other.pairs) != (modality, clients.pairs),
             one.distance(clients) + elsewhere,
         )
 
@@ -304,7 +308,7 @@ def _fine_tuning(
         if isinstance(method, FineTuning) and method.trainable != "full":
             mine = _fields(method)
             return label, tuple(f"{key}={mine[key]}" for key in mine if mine[key] != usual[key])
-    is_new = nearest.kind != kind and kind == Regime("text", True)
+    is_new = nearest.kind != kind and replace(kind, pairs=False) == Regime("text", True)
     has_any = any(isinstance(method, FineTuning) for method in own.values())
     return "", ("trainable=lora",) if is_new and not has_any else ()
 
@@ -319,7 +323,9 @@ def clients_of(federation: Federation) -> Population:
     sizes = [federation.num_rows(k, "train") for k in range(federation.num_clients)]
     has_classes = federation.dataset.class_numbers is not None
     overlap = label_overlap(label_counts(federation)) if has_classes else None
-    return Population(len(sizes), float(np.median(sizes)), overlap, federation.dataset.task)
+    dataset = federation.dataset
+    median = float(np.median(sizes))
+    return Population(len(sizes), median, overlap, dataset.task, bool(dataset.pair))
 
 
 def clients_of_run(path: Path) -> Population:

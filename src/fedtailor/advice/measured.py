@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from ..objectives import DEFAULT, OBJECTIVES
+from ..store.metrics import Metric
 
 ALONE = "local"
 
@@ -21,12 +22,13 @@ Interval = tuple[float, float, float]  # a difference, and its 95 % interval
 class Population:
     """What decides which method does best: how many clients there are, how many training examples
     the median one has, and what the labels of two of them have in common, from 0 to 1 (None: that
-    is not known)."""
+    is not known); and what an example is."""
 
     number: int
     median_examples: float
     label_overlap: float | None
     task: str = DEFAULT.name
+    pairs: bool = False  # an example is two texts
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Regime:
     modality: Literal["text", "image"]
     pretrained: bool
     task: str = DEFAULT.name
+    pairs: bool = False
 
     def __str__(self) -> str:
         if OBJECTIVES[self.task].generates:
@@ -45,19 +48,21 @@ class Regime:
                 else "a language model from random weights"
             )
         inputs = "texts" if self.modality == "text" else "pictures"
+        inputs = "pairs of texts" if self.pairs else inputs
         model = "a pretrained model" if self.pretrained else "a network from random weights"
         return f"{inputs} and {model}"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a method came to on the clients' test examples: ``accuracy``, a fraction, or the
-    ``perplexity`` of a language model.
+    """What a method came to on the clients' test examples: ``accuracy``, a fraction, the
+    ``perplexity`` of a language model, or the ``score`` by another metric.
 
     ``decile`` is the accuracy of the client at the worst tenth, ``worse_off`` the share of clients
     that would have done better alone. ``over_alone`` and ``over_best`` say how far the accuracy is
     above that of training alone and of the best method, with 95 % intervals; of a language model,
-    how far the loss a token is below theirs. ``bytes`` are those of a client in a round.
+    how far the loss a token is below theirs, and so of an error. ``bytes`` are those of a client in
+    a round.
     ``settings`` are the method's where they are not its defaults.
     """
 
@@ -71,6 +76,7 @@ class Measured:
     accuracy: float | None = None
     decile: float | None = None
     perplexity: float | None = None
+    score: float | None = None
 
     @property
     def is_as_good_as_the_best(self) -> bool:
@@ -88,7 +94,8 @@ class Setting:
     """A setting that was measured: its clients, and its methods, the best on test data first.
     ``chosen`` is the best on validation data. Without ``has_ends`` a language model's texts had no
     end-of-text token, as they have in a run now. ``alpha`` is that of the Dirichlet distribution by
-    which the data were divided; None: the clients are those of the data set."""
+    which the data were divided; None: the clients are those of the data set. ``file`` is the
+    experiment."""
 
     data: str
     modality: Literal["text", "image"]
@@ -103,11 +110,13 @@ class Setting:
     methods: Mapping[str, Measured]
     task: str = DEFAULT.name
     has_ends: bool = True
+    metric: Metric = "accuracy"
+    file: str = "map"
 
     @property
     def kind(self) -> Regime:
         """What was compared."""
-        return Regime(self.modality, self.pretrained, self.task)
+        return Regime(self.modality, self.pretrained, self.task, self.clients.pairs)
 
     @property
     def num_seeds(self) -> int:
@@ -117,7 +126,7 @@ class Setting:
     @property
     def command(self) -> str:
         """What a reader types to run it."""
-        return "fedtailor run map" + "".join(f" --set {setting}" for setting in self.settings)
+        return f"fedtailor run {self.file}" + "".join(f" --set {one}" for one in self.settings)
 
     def distance(self, clients: Population) -> float:
         """How far other clients are from these: 1 is three times as many examples or clients, or
@@ -142,7 +151,7 @@ class Setting:
 
 @functools.cache
 def measured_settings() -> tuple[Setting, ...]:
-    """All settings: those of the map, and that of the language models."""
+    """All settings: those of the map, of the language models, and of other tasks."""
     content = json.loads((files(__package__) / "measured.json").read_text())
     return tuple(_setting(one) for one in content)
 

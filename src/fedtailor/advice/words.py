@@ -8,6 +8,8 @@ from dataclasses import fields
 
 from ..method import FineTuning
 from ..methods import METHODS
+from ..report.numbers import bare
+from ..store.metrics import Metric, is_percentage
 from ..units import si
 from .measured import ALONE, Measured, Population, Setting
 
@@ -17,23 +19,28 @@ def can_adapt(label: str) -> bool:
     return "rank" in {field.name for field in fields(METHODS[label])}
 
 
-def cells_of(label: str, one: Measured) -> tuple[str, ...]:
+def cells_of(label: str, one: Measured, metric: Metric) -> tuple[str, ...]:
     """A method's row of the table, after its name."""
-    score = f"{one.perplexity:.1f}" if one.accuracy is None else f"{100 * one.accuracy:.1f} %"
+    if one.perplexity is not None:
+        score = f"{one.perplexity:.1f}"
+    else:
+        share = " %" if is_percentage(metric) else ""
+        score = bare(metric, one.score if one.accuracy is None else one.accuracy) + share
     what, sent = trained(label, one.settings), si(one.bytes, "B")
     if label == ALONE:
         return score, "", "", what, sent
-    return score, lead(one), f"{100 * one.worse_off:.0f} % of clients", what, sent
+    return score, lead(one, metric), f"{100 * one.worse_off:.0f} % of clients", what, sent
 
 
-def lead(one: Measured) -> str:
-    """The lead over training alone with its interval: in points, or the change of the perplexity
-    in percent."""
+def lead(one: Measured, metric: Metric) -> str:
+    """The lead over training alone with its interval: in points, in the unit of an error, or the
+    change of the perplexity in percent."""
     difference, low, high = one.over_alone
-    if one.accuracy is None:
+    if one.perplexity is not None:
         change, low, high = (100 * math.expm1(-x) for x in (difference, high, low))
         return f"{change:+.0f} % [{low:+.0f}, {high:+.0f}]"
-    return f"{100 * difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    by, begin, end = (bare(metric, value, signed=True) for value in (difference, low, high))
+    return f"{by} [{begin}, {end}]"
 
 
 def trained(label: str, settings: Sequence[str]) -> str:
