@@ -27,6 +27,8 @@ class ModelConfig:
     head: tuple[str, ...] = ()  # patterns of the task head's modules; (): those with a usual name
     # in training, wherever the model has dropout, but not of attention weights
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    # of a model of transformers: PyTorch's fused kernels where its code allows, or plain products
+    attention: Literal["sdpa", "eager"] = "sdpa"
     # "frozen": training uses the running statistics and leaves them as they are
     batch_norm: Literal["train", "frozen"] = "train"
     # the side, in pixels; None: the model's own

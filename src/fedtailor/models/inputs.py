@@ -73,13 +73,14 @@ class TextInputs:
         inputs: dict[str, Any] = {"input_ids": ids}
         if self.pooled:
             inputs["real"] = real
+        seen = F.pad(real[:, 1:], (1, 0), value=1.0)  # an empty text's mean over none is undefined
         if self.model_type in DECODERS:
             inputs["position_ids"] = torch.arange(length, device=ids.device)[None]
-            inputs["attention_mask"] = self._causal(real)
+            inputs["attention_mask"] = self._causal(seen)
         elif self.model_type in ENCODERS:
-            inputs["attention_mask"] = (1.0 - real[:, None, None].float()) * _HIDDEN
-        else:  # an empty text sees a token: a mean over none is undefined
-            inputs["attention_mask"] = F.pad(real[:, 1:], (1, 0), value=1.0).long()
+            inputs["attention_mask"] = (1.0 - seen[:, None, None].float()) * _HIDDEN
+        else:
+            inputs["attention_mask"] = seen.long()
         if self.model_type in _OFFSET:
             count = real.long()
             inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx

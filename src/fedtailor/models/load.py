@@ -43,10 +43,10 @@ def load_model(
 ) -> Backbone:
     """Load the model that ``config`` names, in float32 and evaluation mode, ready for a task.
 
-    The attention is transformers' eager one, which torch.func.vmap can follow. Attention weights
-    have no dropout, whatever ``config.dropout``, since no module computes it and could be keyed. A
-    text classifier on a decoder reads the last real token. EfficientNet-Lite0 sees pictures of
-    96 x 96 if they are no larger, else of 224 x 224, unless ``config.image_size`` says otherwise.
+    Attention weights have no dropout, whatever ``config.dropout``, since no module computes it and
+    could be keyed. A text classifier on a decoder reads the last real token. EfficientNet-Lite0
+    sees pictures of 96 x 96 if they are no larger, else of 224 x 224, unless
+    ``config.image_size`` says otherwise.
 
     Args:
         config: a built-in name, a folder in Hugging Face's format, a hub name ``owner/model``, or
@@ -215,7 +215,7 @@ def from_module(
 def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backbone:
     """The backbone of ``config.factory``."""
     default = ModelConfig()
-    for name in ("name", "revision", "pooling", "dropout", "image_size", "width"):
+    for name in ("name", "revision", "pooling", "dropout", "image_size", "width", "attention"):
         if getattr(config, name) != getattr(default, name):
             value = getattr(config, name)
             raise InputError(

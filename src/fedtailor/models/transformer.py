@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import InputError, brief
 from ..objectives import CausalLM
 from ..objectives.objective import Objective
+from . import attention
 from .blocks import find_head, linearise
 from .config import ModelConfig
 from .inputs import ENCODERS, ImageInputs, Prepare, TextInputs, both_masks
@@ -111,8 +112,8 @@ def _load_weights(
     kind = getattr(transformers, auto_class)
     _check_size(config, source, hf, kind)
     if not config.pretrained:
-        model: nn.Module = kind.from_config(hf, **options)
-        return linearise(model), frozenset(name for name, _ in model.named_parameters())
+        model = kind.from_config(hf, **options)
+        return _finished(config, model), frozenset(name for name, _ in model.named_parameters())
     model, info = kind.from_pretrained(
         source,
         config=hf,
@@ -142,7 +143,16 @@ def _load_weights(
             nn.init.normal_(parameter, std=0.02)
         elif name.endswith(".bias"):
             nn.init.zeros_(parameter)
-    return linearise(model), frozenset(new)
+    return _finished(config, model), frozenset(new)
+
+
+def _finished(config: ModelConfig, model: Any) -> nn.Module:
+    """Set the model's attention, where its code lets it be chosen, and make its projections
+    nn.Linear."""
+    if config.attention == "sdpa" and attention.can_replace(model):
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+    return linearise(model)
 
 
 def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> None:

@@ -1,0 +1,202 @@
+"""Attention by PyTorch's fused kernels, which torch.func.vmap can follow.
+
+PyTorch's scaled_dot_product_attention has no rule for vmap: there it runs one client after the
+other. `attention` folds the clients into the batch, forward and backward, and keeps no weights
+``[b, heads, L, L]``.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NAME = "fedtailor"  # among transformers' attention functions
+_OTHERS = ("position_bias", "softcap", "s_aux", "sinks")  # what some models add to the formula
+
+_Saved = tuple[Tensor, ...]  # the output [b, heads, L, d], and what the backward pass needs of it
+
+
+def can_replace(model: nn.Module) -> bool:
+    """Say whether the code of a model of transformers lets its attention function be chosen."""
+    return "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
+
+
+def register() -> None:
+    """Register `attention` among transformers' attention functions, with masks of float."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute ``softmax(Q K^T scaling + mask) V``, as transformers calls it.
+
+    Args:
+        module: the layer. It computes its own formula if that has more terms.
+        query: ``[b, heads, L, d]``.
+        key: ``[b, groups, S, d]``; several heads share one of the groups.
+        value: ``[b, groups, S, d]``.
+        attention_mask: float ``[b or 1, heads or 1, L, S]``, added; None: all is visible.
+        scaling: of the products; None: ``d ** -0.5``.
+        dropout: of the weights; always 0 here.
+        kwargs: what else transformers tells; the terms of other formulas among them.
+
+    Returns:
+        ``[b, L, heads, d]``, and None for the weights.
+    """
+    if any(kwargs.get(name) is not None for name in _OTHERS):
+        own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+        result: tuple[Tensor, None] = own(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+        return result
+    query, key = query.to(value.dtype), key.to(value.dtype)  # rotations are in float32
+    heads = query.shape[1] // key.shape[1]
+    if heads > 1:
+        key, value = (x.repeat_interleave(heads, 1) for x in (key, value))
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[-2]].to(value.dtype)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output = _apply(_Attention, query, key, value, attention_mask, scale)[0]
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _apply(function: Any, *inputs: Any) -> _Saved:
+    found: _Saved = function.apply(*inputs)
+    return found
+
+
+def _plain(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    weights = q @ k.transpose(-1, -2) * scale
+    if mask is not None:
+        weights = weights + mask
+    return weights.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype) @ v
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Saved:
+    """The output ``[b, heads, L, d]`` and the logarithms of the sums of the weights."""
+    kernels = torch.ops.aten
+    if q.is_cuda:
+        saved = kernels._scaled_dot_product_efficient_attention(
+            q, k, v, _aligned(mask, q, k), True, scale=scale
+        )[:2]
+    else:
+        saved = kernels._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, attn_mask=mask, scale=scale
+        )
+    return tuple(saved)
+
+
+def _backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *s: Tensor
+) -> _Saved:
+    """The gradients with respect to q, k and v; ``s`` is what `_forward` returned."""
+    kernels = torch.ops.aten
+    if q.is_cuda:
+        seeds = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which is 0
+        gradients = kernels._scaled_dot_product_efficient_attention_backward(
+            gradient, q, k, v, _aligned(mask, q, k), *s, *seeds, 0.0, [True] * 3 + [False],
+            scale=scale,
+        )[:3]  # fmt: skip
+    else:
+        gradients = kernels._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, *s, 0.0, False, attn_mask=mask, scale=scale
+        )
+    return tuple(gradients)
+
+
+def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask with rows that start at multiples of 16 numbers, as the kernels for CUDA need it."""
+    if mask is None:
+        return None
+    length = k.shape[-2]
+    padded = F.pad(mask, (0, -length % 16))[..., :length]
+    return padded.expand(*q.shape[:-1], length)
+
+
+class _Attention(torch.autograd.Function):
+    """(q, k, v, mask, scale) -> the output, and what the backward pass needs of it."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Saved:
+        return _forward(q, k, v, mask, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.scale = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        q, k, v, mask, *saved = ctx.saved_tensors
+        if ctx.needs_input_grad[3]:  # a learned bias
+            plain = partial(_plain, ctx.scale)
+            return *torch.func.vjp(plain, q, k, v, mask)[1](gradient), None
+        return *_apply(_Backward, gradient, q, k, v, mask, ctx.scale, *saved), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        return _folded(_Attention, info.batch_size, dims, inputs, mask=3)
+
+
+class _Backward(torch.autograd.Function):
+    """(gradient, q, k, v, mask, scale, *saved) -> the gradients with respect to q, k and v."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> _Saved:
+        return _backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.scale = inputs[5]
+        ctx.save_for_backward(*inputs[:5])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The second derivatives, in plain arithmetic."""
+        gradient, q, k, v, mask = ctx.saved_tensors
+
+        def first(gradient: Tensor, *qkv: Tensor) -> Any:
+            plain = partial(_plain, ctx.scale, mask=mask)
+            return torch.func.vjp(plain, *qkv)[1](gradient)
+
+        second = torch.func.vjp(first, gradient, q, k, v)[1]
+        return *second(gradients), *[None] * (len(ctx.needs_input_grad) - 4)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        return _folded(_Backward, info.batch_size, dims, inputs, mask=4)
+
+
+def _folded(function: Any, n: int, dims: Any, inputs: Any, mask: int) -> Any:
+    """Apply ``function`` to the inputs of n clients as one batch; number ``mask`` of the inputs may
+    be one for a client's whole batch."""
+    first = next(i for i, x in enumerate(inputs) if isinstance(x, Tensor) and i != mask)
+    b = inputs[first].shape[0 if dims[first] is None else int(dims[first] == 0)]
+    folded = []
+    for i, (x, dim) in enumerate(zip(inputs, dims, strict=True)):
+        if isinstance(x, Tensor):
+            x = x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
+            if i == mask:
+                x = x.expand(n, b, *x.shape[2:])
+            x = x.reshape(-1, *x.shape[2:])
+        folded.append(x)
+    outputs = _apply(function, *folded)
+    return tuple(x.reshape(n, b, *x.shape[1:]) for x in outputs), (0,) * len(outputs)
