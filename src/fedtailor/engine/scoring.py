@@ -83,7 +83,8 @@ class Scoring:
     def scores(self, state: Params, rows: Indices, batch_size: int) -> NDArray[np.float64]:
         """The scores of all ``rows``, in their order."""
         scores = np.zeros((len(rows), self.num_sums))
-        for at in by_length(self.federation.dataset.inputs.lengths(rows), batch_size):
+        lengths = self.federation.dataset.inputs.lengths(rows)
+        for at in by_length(lengths, batch_size, self.task.most_tokens):
             batch_scores = self._batch(state, rows[at])
             scores = _widened(scores, batch_scores)
             scores[at] = batch_scores
@@ -141,7 +142,9 @@ def evaluate_one(
     portions = (
         Portion(split, places, split_rows[places])
         for split, split_rows in enumerate(rows)
-        for places in by_length(federation.dataset.inputs.lengths(split_rows), batch_size)
+        for places in by_length(
+            federation.dataset.inputs.lengths(split_rows), batch_size, scoring.task.most_tokens
+        )
     )
     scores = [np.zeros((len(split_rows), columns)) for split_rows in rows]
     for portion, batch_scores in scores_of(portions):
@@ -232,8 +235,15 @@ def stamped(method: Method, task: Task, trigger: Trigger, batch: Batch, count: i
         return marked | add_prefix(method.precompute(task, marked), CACHED)
 
 
-def by_length(lengths: Indices, batch_size: int) -> Iterator[Indices]:
-    """The places of examples with these ``lengths``, batch by batch, the shortest first."""
-    order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+def by_length(
+    lengths: Indices, batch_size: int, most_tokens: int | None = None
+) -> Iterator[Indices]:
+    """The places of examples with these ``lengths``, batch by batch, the shortest first. A batch
+    has at most ``most_tokens`` with padding, or one example."""
+    order, start = np.argsort(lengths, kind="stable"), 0
+    while start < len(order):
+        places = order[start : start + batch_size]
+        if most_tokens is not None:
+            places = places[: max(1, most_tokens // max(1, lengths[places[-1]]))]
+        yield places
+        start += len(places)

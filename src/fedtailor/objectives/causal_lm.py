@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .encoding import Example, encodings, filler
-from .objective import Objective, Scores
+from .objective import IGNORED
+from .vocabulary import VocabularyObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,7 @@ class Exported(ABC):
         """Return the tokens of texts."""
 
 
-class CausalLM(Objective):
+class CausalLM(VocabularyObjective):
     """The texts are inputs and targets; the end of a text is one of its tokens."""
 
     name = "causal-lm"
@@ -99,17 +100,12 @@ class CausalLM(Objective):
                 del ids[-1]
             yield Example(ids[:max_length] or [filler(tokenizer)], len(ids) > max_length)
 
-    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
-        """Compute the cross-entropy (natural logarithm) of the real tokens but the first, and which
-        of them are the most probable ones."""
+    def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the token after each, of those that are real."""
         from torch.nn import functional as F
 
-        targets, real = batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:]
-        logits = logits[:, :-1]
-        flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        loss = flat.view(targets.shape) * real
-        hits = (logits.argmax(-1) == targets) * ~loss.isnan() * real
-        return Scores(loss.sum(1), hits.sum(1), real.sum(1))
+        real = batch["attention_mask"][:, 1:].bool()
+        return F.pad(batch["input_ids"][:, 1:].where(real, IGNORED), (0, 1), value=IGNORED)
 
     def columns(self, answer: str) -> dict[str, Any]:
         """Return the text."""

@@ -28,13 +28,20 @@ class StepContext:
         self.begin(training=False)
 
     def begin(
-        self, *, training: bool, key: Tensor | None = None, weight: Tensor | None = None
+        self,
+        *,
+        training: bool,
+        key: Tensor | None = None,
+        weight: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> None:
         """Begin a forward pass, in a training step or not. ``key`` (int64 scalar) seeds dropout;
-        None: nothing is dropped. ``weight`` ``[b]`` is 0 for padding; None: there is none."""
+        None: nothing is dropped. ``weight`` ``[b]`` is 0 for padding; None: there is none. With
+        ``targets`` ``[b, L]`` a `ScoringHead` returns their loss and hits."""
         self.training = training
         self.key = key
         self.weight = weight
+        self.targets = targets
         self.buffers: Params = {}
 
     def end(self) -> Params:

@@ -17,11 +17,13 @@ from torch.func import functional_call
 
 from .. import random
 from ..objectives.objective import Scores
+from ..objectives.vocabulary import VocabularyObjective, token_scores
 from ..params import CACHED, EXAMPLE_WEIGHT, Batch, Params, strip_prefix
 from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
 from .fast_pooling import use_fast_max_pool
 from .frozen_prefix import Prefix, find_prefix
+from .pieces import score_in_pieces
 from .step import StepContext, bind, key_dropout
 
 Precision = Literal["fp32", "bf16"]
@@ -29,6 +31,7 @@ Precision = Literal["fp32", "bf16"]
 Reparametrise = Callable[[Params, Batch], Params]
 
 _FEATURES = f"{CACHED}features"
+_MOST_LOGITS = 2**26  # numbers: 256 MB
 
 
 def _unchanged(state: Params, batch: Batch) -> Params:
@@ -73,6 +76,10 @@ class Task:
         self.model.eval()  # for good: dropout and batch normalisation read the step's context
         self._step = StepContext()
         key_dropout(self.model)
+        self._head = score_in_pieces(self.model)
+        self.most_tokens = None  # whose logits a batch without gradients may have
+        if self._head is not None:
+            self.most_tokens = _MOST_LOGITS // self._head.out_features
         use_functional_batch_norm(self.model, backbone.batch_norm)
         use_fast_max_pool(self.model)
         self.buffers = frozenset(bind(self.model, self._step))
@@ -179,6 +186,13 @@ class Task:
             return {"features": self.prefix.features(lambda: self._call({}, batch))}
 
     def _call(self, state: Params, batch: Batch) -> Tensor:
+        logits = self._output(state, batch).float()
+        ids = batch.get("input_ids")
+        if ids is None or ids.dim() < 3:
+            return logits
+        return logits.reshape(*ids.shape[:2], *logits.shape[1:])
+
+    def _output(self, state: Params, batch: Batch) -> Tensor:
         state = {name: value for name, value in state.items() if name in self._names}
         start: AbstractContextManager[None] = nullcontext()
         if self.prefix is not None and not self.prefix.contains_any(state):
@@ -186,11 +200,7 @@ class Task:
         with start, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
             inputs = self.inputs(batch)
             output = functional_call(self.model, state, (), inputs, tie_weights=self._tied)
-        logits = self.backbone.logits(output).float()
-        ids = batch.get("input_ids")
-        if ids is None or ids.dim() < 3:
-            return logits
-        return logits.reshape(*ids.shape[:2], *logits.shape[1:])
+        return self.backbone.logits(output)
 
     def loss(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged
@@ -207,8 +217,25 @@ class Task:
             The mean over the real examples (real target tokens for language modelling), in nats,
             and the new values of state buffers.
         """
+        scores, buffers = self._step_scores(state, batch, key, reparametrise)
+        return scores.mean(batch.get("weight")), buffers
+
+    def _step_scores(
+        self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise
+    ) -> tuple[Scores, Params]:
+        """The scores of a training step, those of tokens in pieces if the model allows it."""
+        objective = self.backbone.objective
+        if self._head is not None and isinstance(objective, VocabularyObjective):
+            targets = objective.token_targets(batch)
+            weight = batch.get("weight")
+            self._step.begin(training=True, key=key, weight=weight, targets=targets)
+            found = self._output(reparametrise(state, batch), batch)
+            buffers = self._step.end()
+            if self._head.returned(found):
+                return token_scores(*found.unbind(-1), targets), buffers
+            self._head = None  # the model changes its layer's outputs: they must be logits
         logits, buffers = self.step_logits(state, batch, key, reparametrise)
-        return self.score(logits, batch).mean(batch.get("weight")), buffers
+        return self.score(logits, batch), buffers
 
     def step_logits(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged
