@@ -4,10 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 from fedtailor.errors import InputError
 from fedtailor.layers.lora import (
+    LoRALinear,
     adapt_projections,
     branches,
     check_rank,
@@ -54,6 +56,22 @@ def test_names_are_sorted_and_in_pairs() -> None:
     pairs = lora_names(lora(2))
     assert pairs[0] == ("a.lora_A.default.weight", "a.lora_B.default.weight")
     assert [pair[0][0] for pair in pairs] == ["a", "b"]
+
+
+def test_a_layer_computes_what_pefts_does_under_its_names() -> None:
+    ours, pefts = (nn.Sequential(nn.Linear(6, 5)) for _ in range(2))
+    pefts.load_state_dict(ours.state_dict())
+    ours[0] = LoRALinear(ours[0], rank=3, lora_alpha=7.0)  # type: ignore[arg-type]
+    config = LoraConfig(r=3, lora_alpha=7.0, target_modules=["0"])
+    inject_adapter_in_model(config, pefts)
+    state = {name: torch.randn_like(value) for name, value in ours.state_dict().items()}
+    ours.load_state_dict(state)
+    pefts.load_state_dict(state)
+    x = torch.randn(2, 4, 6)
+    torch.testing.assert_close(ours(x), pefts(x), atol=1e-6, rtol=1e-6)
+    half = ours.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), pefts(x), atol=0.1, rtol=0.1)
 
 
 @given(st.integers(1, 4))

@@ -49,7 +49,8 @@ def test_a_tasks_loss_is_that_of_its_logits(
         return found
 
     (gradients, losses), (expected, as_expected) = together(in_pieces), together(whole)
-    assert (seen[0][-1] == 2) and (len(seen) == 3) == (name in WHOLE)  # tries once, then whole
+    assert seen[0][-1] == 2
+    assert (len(seen) == 3) == (name in WHOLE)  # a second pass for the logits
     close = {"atol": 1e-5, "rtol": 1e-5} if precision == "fp32" else {"atol": 0.05, "rtol": 0.05}
     torch.testing.assert_close(losses, as_expected, **close)
     for tensor, value in expected.items():

@@ -5,7 +5,6 @@ A is ``[r, d_in]`` and B ``[d_out, r]``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any
 
@@ -51,20 +50,37 @@ def check_rank(backbone: Backbone, rank: int) -> None:
             )
 
 
-def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
-    """Add PEFT's LoRA to the backbone's projections, in place; A starts at N(0, 1 / rank)."""
-    from peft import LoraConfig, inject_adapter_in_model
+class LoRALinear(nn.Module):
+    """``W x + b + s B A x`` with s = lora_alpha / r; A and B have PEFT's names."""
 
-    check_rank(backbone, rank)
-    targets = projections(backbone)
-    with warnings.catch_warnings():  # an export unties an adapted head
-        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")
-        inject_adapter_in_model(
-            LoraConfig(r=rank, lora_alpha=lora_alpha, target_modules=targets), backbone.model
-        )
-    for path in targets:
-        layer: Any = backbone.model.get_submodule(path)
+    def __init__(self, base: nn.Linear, rank: int, lora_alpha: float) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+        self.scaling = lora_alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        A, B = self.lora_A["default"].weight, self.lora_B["default"].weight
+        down = F.linear(x, A.to(x.dtype)) * self.scaling
+        y: Tensor = self.base_layer(x) + F.linear(down, B.to(down.dtype))
+        return y
+
+
+def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
+    """Add LoRA to the backbone's projections, in place; A starts at N(0, 1 / rank), B at 0. Raises
+    InputError as `adapt_projections` does."""
+    layers = []
+
+    def adapted(base: nn.Linear, _: int) -> nn.Module:
+        layers.append(LoRALinear(base, rank, lora_alpha))
+        nn.init.kaiming_uniform_(layers[-1].lora_A["default"].weight)  # a draw as PEFT's layer has
+        return layers[-1]
+
+    adapt_projections(backbone, rank, adapted)
+    for layer in layers:
         nn.init.normal_(layer.lora_A["default"].weight, std=rank**-0.5)
+        nn.init.zeros_(layer.lora_B["default"].weight)
 
 
 def adapt_projections(
@@ -130,7 +146,7 @@ def lora_pairs(state: Params) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def lora_factors(task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-    """The LoRA that PEFT added to the task's model: A ``[r, d_in]``, and B ``[d_out, r]`` times the
+    """The LoRA of `add_lora` in the task's model: A ``[r, d_in]``, and B ``[d_out, r]`` times the
     scaling, by projection.
 
     If ``state`` lacks one of the factors, it is the frozen one in the model. If it lacks both, the
@@ -142,7 +158,7 @@ def lora_factors(task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
     for path, (A, B) in lora_pairs(whole).items():
         if any(name.startswith(f"{path}.lora_") for name in state):
             layer: Any = task.model.get_submodule(path)
-            factors[path] = A, layer.scaling["default"] * B
+            factors[path] = A, layer.scaling * B
     return factors
 
 

@@ -27,7 +27,7 @@ def choose_trainable(
     Args:
         backbone: its ``model`` is changed.
         trainable: which of the three.
-        rank, lora_alpha: of LoRA, which PEFT adds to the projections; A starts at N(0, 1 / rank),
+        rank, lora_alpha: of LoRA, which the projections get; A starts at N(0, 1 / rank),
             B at 0.
         layers: restricts ``full``, as in `train_layers`.
 

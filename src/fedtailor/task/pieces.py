@@ -7,7 +7,7 @@ tokens at a time, and its slope with respect to the layer's input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,8 @@ class ScoringHead(StepModule, nn.Linear):
             to = torch.get_autocast_dtype(kind)
             input, weight = input.to(to), weight.to(to)
             bias = None if bias is None else bias.to(to)
-        loss, hits, _ = _Scored.apply(input.flatten(0, 1), weight, bias, targets.flatten())
+        apply: Callable[..., tuple[Tensor, ...]] = _Scored.apply
+        loss, hits, _ = apply(input.flatten(0, 1), weight, bias, targets.flatten())
         self._scored = torch.stack((loss, hits), -1).view(*targets.shape, 2)
         return self._scored
 
@@ -89,7 +90,7 @@ class _Scored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_loss: Tensor | None, _: Any, of_slope: Tensor | None) -> Any:
         input, weight, bias, targets, slope = ctx.saved_tensors
-        if of_slope is None and not any(ctx.needs_input_grad[1:3]):
+        if of_slope is None and of_loss is not None and not any(ctx.needs_input_grad[1:3]):
             return slope * of_loss[:, None].to(slope), None, None, None
         of_loss = torch.zeros_like(input[:, 0]) if of_loss is None else of_loss
         of_slope = torch.zeros_like(input) if of_slope is None else of_slope
@@ -122,4 +123,4 @@ def _slope(logits: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 def _pieces(weight: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some rows of each column at a time."""
     size = max(1, _CELLS // len(weight))
-    yield from zip(*(column.split(size) for column in columns), strict=True)
+    yield from zip(*(torch.split(column, size) for column in columns), strict=True)

@@ -232,7 +232,8 @@ class Task:
             found = self._output(reparametrise(state, batch), batch)
             buffers = self._step.end()
             if self._head.returned(found):
-                return token_scores(*found.unbind(-1), targets), buffers
+                loss, hits = found.unbind(-1)
+                return token_scores(loss, hits, targets), buffers
             self._head = None  # the model changes its layer's outputs: they must be logits
         logits, buffers = self.step_logits(state, batch, key, reparametrise)
         return self.score(logits, batch), buffers
