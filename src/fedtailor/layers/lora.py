@@ -60,8 +60,15 @@ class LoRALinear(nn.Module):
         self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
         self.scaling = lora_alpha / rank
 
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """A ``[r, d_in]`` and B ``[d_out, r]``."""
+        A: Any = self.lora_A["default"]
+        B: Any = self.lora_B["default"]
+        return A.weight, B.weight
+
     def forward(self, x: Tensor) -> Tensor:
-        A, B = self.lora_A["default"].weight, self.lora_B["default"].weight
+        A, B = self.factors
         down = F.linear(x, A.to(x.dtype)) * self.scaling
         y: Tensor = self.base_layer(x) + F.linear(down, B.to(down.dtype))
         return y
@@ -73,14 +80,14 @@ def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
     layers = []
 
     def adapted(base: nn.Linear, _: int) -> nn.Module:
-        layers.append(LoRALinear(base, rank, lora_alpha))
-        nn.init.kaiming_uniform_(layers[-1].lora_A["default"].weight)  # a draw as PEFT's layer has
-        return layers[-1]
+        layers.append(layer := LoRALinear(base, rank, lora_alpha))
+        nn.init.kaiming_uniform_(layer.factors[0])  # PEFT's layer draws it twice
+        return layer
 
     adapt_projections(backbone, rank, adapted)
-    for layer in layers:
-        nn.init.normal_(layer.lora_A["default"].weight, std=rank**-0.5)
-        nn.init.zeros_(layer.lora_B["default"].weight)
+    for A, B in (layer.factors for layer in layers):
+        nn.init.normal_(A, std=rank**-0.5)
+        nn.init.zeros_(B)
 
 
 def adapt_projections(

@@ -50,13 +50,12 @@ class ScoringHead(StepModule, nn.Linear):
         targets = self.step.targets
         if targets is None:
             return F.linear(input, self.weight, self.bias)
-        weight, bias, kind = self.weight, self.bias, input.device.type
-        if torch.is_autocast_enabled(kind):
-            to = torch.get_autocast_dtype(kind)
-            input, weight = input.to(to), weight.to(to)
-            bias = None if bias is None else bias.to(to)
+        kind = input.device.type
+        to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        bias = None if self.bias is None else self.bias.to(to)
         apply: Callable[..., tuple[Tensor, ...]] = _Scored.apply
-        loss, hits, _ = apply(input.flatten(0, 1), weight, bias, targets.flatten())
+        flat = input.flatten(0, 1).to(to)
+        loss, hits, _ = apply(flat, self.weight.to(to), bias, targets.flatten())
         self._scored = torch.stack((loss, hits), -1).view(*targets.shape, 2)
         return self._scored
 
