@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
-from ..objectives.objective import Words
+from ..objectives.objective import LogitsOf, Words
 from ..params import CACHED, Batch, Params, add_prefix, to_device
 from ..task.task import Task
 from .backdoor import Trigger
@@ -121,7 +121,9 @@ class Scoring:
                 others = batch["labels"] != trigger.target
                 columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
             if self.metrics.asked:
-                logits_of = partial(method.predict, task, state)
+                most = self.federation.dataset.max_length
+                predict = partial(method.predict, task, state)
+                logits_of = LogitsOf(predict, task.backbone.ends, most)
                 found = task.backbone.objective.predictions(logits, batch, logits_of)
                 columns = torch.cat([columns, found], 1)
         return columns.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Text from a causal language model: the most probable token, one after the other."""
+"""Text from a causal language model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..data.table import Tokens
+from ..objectives.greedy import greedy
 from ..params import Batch
 
 
@@ -27,25 +28,13 @@ def generate(
         ends: the tokens after which a text ends; they are left out.
         longest: how many tokens a prompt and its text have at most; None: any number.
     """
-    texts = [list(prompt) for prompt in prompts]
 
-    def may_grow(row: int) -> bool:
-        length = len(texts[row])
-        new = length - len(prompts[row])
-        return new < max_new_tokens and (longest is None or length < longest)
-
-    open_ = [may_grow(row) for row in range(len(texts))]
-    while any(open_):
+    def following(new: list[list[int]]) -> list[int]:
+        texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, new, strict=True)]
         offsets = np.cumsum([0, *map(len, texts)])
         tokens = Tokens(np.concatenate([np.array(text, np.int64) for text in texts]), offsets)
         scores = logits(tokens.batch(np.arange(len(texts))))
-        for row, text in enumerate(texts):
-            if not open_[row]:
-                continue
-            token = int(scores[row, len(text) - 1].argmax())
-            if token in ends:
-                open_[row] = False
-                continue
-            text.append(token)
-            open_[row] = may_grow(row)
-    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+        return [int(scores[row, len(text) - 1].argmax()) for row, text in enumerate(texts)]
+
+    room = [max_new_tokens if longest is None else longest - len(prompt) for prompt in prompts]
+    return greedy(following, [min(max_new_tokens, count) for count in room], ends)

@@ -17,7 +17,7 @@ from ..data import Data
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError, listed
-from ..objectives.objective import Words
+from ..objectives.objective import LogitsOf, Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import TrainedMethod, Which, open_trained
@@ -106,10 +106,11 @@ class PersonalModel:
         size = self.trained.experiment.evaluate.batch_size
         max_length = self.trained.experiment.data.max_length
         words = Words(self.classes, backbone.tokenizer, max_length)
+        logits_of = LogitsOf(self.logits, backbone.ends, max_new_tokens)
         answers: list[Any] = [None] * len(examples)
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
             batch = examples.batch(rows)
-            found = objective.predictions(self.logits(batch), batch, self.logits).cpu().numpy()
+            found = objective.predictions(self.logits(batch), batch, logits_of).cpu().numpy()
             some = [inputs[row] for row in rows] if isinstance(inputs, list) else ()
             for row, answer in zip(rows, objective.answers(found, some, words), strict=True):
                 answers[row] = answer

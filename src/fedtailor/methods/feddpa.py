@@ -75,7 +75,9 @@ def _layer_path(task: Task) -> str:
         for path, module in task.model.get_submodule(head).named_modules(prefix=head):
             if isinstance(module, nn.Linear):
                 return str(path)
-    return projections(task.backbone)[-1]
+    paths = projections(task.backbone)
+    reading = [path for path in paths if ".decoder." not in f".{path}"]  # none: it has no other
+    return (reading or paths)[-1]
 
 
 def mixed(shared: Params, local: Params, w: Tensor) -> Params:

@@ -26,7 +26,8 @@ DECODERS = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 
 _OFFSET = frozenset({"roberta", "xlm-roberta", "mpnet"})  # positions start after the padding index
 _TYPED = frozenset({"bert", "roberta", "xlm-roberta", "electra"})  # token types
-_LEARNED = frozenset({*ENCODERS, "gpt2"})  # a learned vector a position limits the length
+_TWO_PARTS = frozenset({"t5", "bart"})  # an encoder and a decoder
+_LEARNED = frozenset({*ENCODERS, "gpt2", "bart"})  # a learned vector a position limits the length
 _HIDDEN = -1e9  # finite also in bfloat16: a row with nothing to attend to stays finite
 
 
@@ -45,6 +46,7 @@ class TextInputs:
     padding_idx: int = 0
     window: int | None = None  # tokens that a token sees in sliding attention, itself included
     by_layer: bool = False  # whether the model has both full and sliding layers
+    start: int | None = None  # the token that a decoder with an encoder begins with
 
     @classmethod
     def of(cls, name: str, config: Any, *, pooled: bool) -> TextInputs:
@@ -60,11 +62,18 @@ class TextInputs:
         window = getattr(config, "sliding_window", None)
         if kind.startswith("qwen") and not by_layer:
             window = None
-        return cls(name, kind, pooled, max_length, padding_idx, window, by_layer)
+        start = None
+        if getattr(config, "is_encoder_decoder", False):
+            start = config.decoder_start_token_id
+            start = config.pad_token_id if start is None else start
+        return cls(name, kind, pooled, max_length, padding_idx, window, by_layer, start)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         ids, real = batch["input_ids"], batch["attention_mask"]
         length = ids.shape[1]
+        if self.start is not None:
+            written = self._written(batch)
+            length = max(length, written.shape[1])
         if self.max_length is not None and length > self.max_length:
             raise InputError(
                 f"{length} tokens are too many for {self.name}; data.max_length may be at most "
@@ -77,16 +86,28 @@ class TextInputs:
         if self.model_type in DECODERS:
             inputs["position_ids"] = torch.arange(length, device=ids.device)[None]
             inputs["attention_mask"] = self._causal(seen)
-        elif self.model_type in ENCODERS:
+        elif self.model_type in ENCODERS | _TWO_PARTS:
             inputs["attention_mask"] = (1.0 - seen[:, None, None].float()) * _HIDDEN
         else:
             inputs["attention_mask"] = seen.long()
+        if self.start is not None:
+            inputs["decoder_input_ids"] = written
+        if self.model_type in _TWO_PARTS:
+            inputs["decoder_attention_mask"] = self._causal(torch.ones_like(written))
         if self.model_type in _OFFSET:
             count = real.long()
             inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx
         if self.model_type in _TYPED or "token_type_ids" in batch:
             inputs["token_type_ids"] = batch.get("token_type_ids", torch.zeros_like(ids))
         return inputs
+
+    def _written(self, batch: Batch) -> Tensor:
+        """What the decoder reads ``[b, T]``: its first token, then the targets but the last; their
+        padding is predicted from alone, and so any token. Without targets the first token alone."""
+        first = torch.full_like(batch["input_ids"][:, :1], self.start)
+        if "labels" not in batch:
+            return first
+        return torch.cat([first, batch["labels"][:, :-1].clamp(min=0)], 1)
 
     def _causal(self, real: Tensor) -> Tensor | dict[str, Tensor]:
         positions = torch.arange(real.shape[1], device=real.device)

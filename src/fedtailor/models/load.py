@@ -134,14 +134,20 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
         return None
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
         AutoTokenizer,
     )
 
     source = locate(config)
     kind = type(transformers_config(source, config))
-    reads_text = (
-        kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or kind in MODEL_FOR_CAUSAL_LM_MAPPING
+    reads_text = any(
+        kind in mapping
+        for mapping in (
+            MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+            MODEL_FOR_CAUSAL_LM_MAPPING,
+            MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        )
     )
     if not reads_text or _has_no_tokenizer(Path(source)):
         return None

@@ -46,7 +46,9 @@ class Builtin:
         return tuple(
             name
             for name, one in OBJECTIVES.items()
-            if self.modality in one.auto_classes and (self.generates or not one.generates)
+            if self.modality in one.auto_classes
+            and not one.has_decoder
+            and (self.generates or not one.generates)
         )
 
 

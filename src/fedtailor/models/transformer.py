@@ -80,6 +80,11 @@ def _text_model(
             f"model {config.name!r} is a {hf.model_type}, an encoder and a decoder, which writes "
             f"texts; {objective.name!r} needs an encoder such as BERT or a decoder such as Llama"
         )
+    if objective.has_decoder and not getattr(hf, "is_encoder_decoder", False):
+        raise InputError(
+            f"model {config.name!r} is a {hf.model_type}; {objective.name!r} needs an encoder and a "
+            "decoder such as T5 or BART"
+        )
     builtin = BUILTIN.get(config.name)
     pooling = config.pooling or ("native" if builtin is None else builtin.pooling)
     if objective.num_outputs(0) is None or objective.per_token or pooling == "native":

@@ -9,6 +9,7 @@ from .multi_label import MultiLabel
 from .objective import Objective
 from .question_answering import QuestionAnswering
 from .regression import Regression
+from .seq2seq import Seq2Seq
 from .token_classification import TokenClassification
 
 DEFAULT: Objective = Classification()
@@ -21,6 +22,7 @@ OBJECTIVES: dict[str, Objective] = {
         TokenClassification(),
         QuestionAnswering(),
         CausalLM(),
+        Seq2Seq(),
     )
 }
 
@@ -32,6 +34,7 @@ __all__ = [
     "MultiLabel",
     "QuestionAnswering",
     "Regression",
+    "Seq2Seq",
     "TokenClassification",
     "objective_of",
 ]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .encoding import Example, encodings, filler
+from .encoding import Example, encodings, filler, with_end
 from .objective import IGNORED
 from .vocabulary import VocabularyObjective
 
@@ -79,13 +79,11 @@ class CausalLM(VocabularyObjective):
         A text that is truncated has none: it did not end there. There are no tokens of a text of
         blanks alone, or without a token to predict.
         """
-        end, added = tokenizer.eos_token_id, tokenizer.num_special_tokens_to_add()
+        added = tokenizer.num_special_tokens_to_add()
         for text, encoding in zip(values, encodings(values, tokenizer, None), strict=True):
             ids = encoding.ids
             is_blank = not text.strip() or len(ids) <= added
-            while end is not None and ids[-1:] == [end]:
-                del ids[-1]
-            ids += [] if end is None else [end]
+            ids = with_end(ids, tokenizer)
             is_cut = len(ids) > max_length
             yield Example([] if is_blank or len(ids) < 2 else ids[:max_length], is_cut)
 

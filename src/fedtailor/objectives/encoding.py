@@ -62,6 +62,14 @@ def encodings(
         ).encodings
 
 
+def with_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """A text's tokens with the tokenizer's end-of-text token, once; as they are without one."""
+    end = tokenizer.eos_token_id
+    while end is not None and ids[-1:] == [end]:
+        del ids[-1]
+    return ids if end is None else [*ids, end]
+
+
 def filler(tokenizer: PreTrainedTokenizerBase) -> int:
     """The token of a text that has none."""
     special: list[int] = tokenizer.all_special_ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,7 +73,19 @@ class Words:
 Roles = dict[str, str | tuple[str, ...]]
 """Columns by what they are in ``[data]``: ``text``, ``text_pair``, ``label``."""
 
-LogitsOf = Callable[[dict[str, "Tensor"]], "Tensor"]
+
+@dataclass(frozen=True)
+class LogitsOf:
+    """Computes the logits of a batch. ``ends`` are the tokens after which a text ends, and ``most``
+    is how many tokens a model writes."""
+
+    function: Callable[[dict[str, Tensor]], Tensor]
+    ends: Collection[int] = ()
+    most: int = 0
+
+    def __call__(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.function(batch)
+
 
 
 class Objective(ABC):
@@ -91,6 +103,7 @@ class Objective(ABC):
     has_classes: ClassVar[bool] = False  # each row has one of these classes
     per_token: ClassVar[bool] = False  # logits [b, L, outputs]: each token is a prediction
     generates: ClassVar[bool] = False  # an input is a prompt, which the model goes on from
+    has_decoder: ClassVar[bool] = False  # one part of the model reads, another writes the target
     auto_classes: ClassVar[Mapping[str, str]]  # of transformers, by the modality of the inputs
     metrics: ClassVar[Mapping[str, MetricFunction]] = {}  # what evaluate.metrics may name
     errors: ClassVar[frozenset[str]] = frozenset()  # metrics of which less is better

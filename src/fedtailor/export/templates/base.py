@@ -77,7 +77,7 @@ class Base(Exported):
         """Return the arguments of the network's forward."""
         about = self.about["inputs"]
         if about["kind"] == "text":
-            names = ("input_ids", "token_type_ids", "attention_mask")
+            names = ("input_ids", "token_type_ids", "attention_mask", "decoder_input_ids")
             return {n: batch[n].flatten(0, -2).long() for n in names if n in batch}
         if about["kind"] == "module":
             allowed = about["arguments"]

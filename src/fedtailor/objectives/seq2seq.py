@@ -1,0 +1,192 @@
+"""Sequence to sequence: a model reads a text and writes another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, brief
+from .cells import Cells, is_blank
+from .encoding import Example, encodings, whole_texts, with_end
+from .greedy import greedy
+from .objective import IGNORED, LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .text_metrics import exact_match, rouge1, rouge2, rouge_l
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+_LONG = 4  # words of a target, on average, that is surely no class
+
+
+class Exported(ABC):
+    """What an exported model says. This code goes into the export: it imports nothing from here."""
+
+    generates = False
+    about: dict[str, Any]
+    tokenizer: Any
+    network: Any
+
+    def say(self, given: str) -> str:
+        """Return the text that the model writes."""
+        return self.generate(given)
+
+    def say_all(self, texts: Sequence[str]) -> str:
+        """Return what the model writes for each text, in a line."""
+        return "\n".join(" ".join(self.generate(text).split()) for text in texts)
+
+    def generate(self, text: str, tokens: int | None = None) -> str:
+        """Write at most so many tokens, each time the most probable one; None: as many as the
+        targets had at most."""
+        import torch
+
+        written = torch.tensor([[self.network.config.decoder_start_token_id]])
+        for _ in range(tokens or self.about["max_length"]):
+            batch = {**self.batch([text]), "decoder_input_ids": written}
+            following = self.logits(batch)[:, -1].argmax(-1)
+            if int(following) in self.about["ends"]:
+                break
+            written = torch.cat([written, following[:, None]], 1)
+        return str(self.tokenizer.decode(written[0, 1:], skip_special_tokens=True))
+
+    @abstractmethod
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the logits of each token of the decoder's input."""
+
+    @abstractmethod
+    def batch(self, inputs: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tokens of texts."""
+
+
+class Seq2Seq(Objective):
+    """Texts are inputs, and other texts are the targets; the end of a target is one of its tokens.
+
+    The decoder reads the target's tokens before the one that it predicts.
+    """
+
+    name = "seq2seq"
+    input_names = ("source", "document", "article", "dialogue", "input", "text")
+    target_names = ("target", "summary", "highlights", "output")
+    per_token = True
+    has_decoder = True
+    auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForSeq2SeqLM"}
+    metrics: ClassVar[Mapping[str, MetricFunction]] = {
+        "rouge1": rouge1,
+        "rouge2": rouge2,
+        "rougeL": rouge_l,
+        "exact_match": exact_match,
+    }
+    shares = frozenset(metrics)
+    peft_task = "SEQ_2_SEQ_LM"
+    exported = Exported
+
+    def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
+        """Read a column of texts; empty cells are unknown.
+
+        Raises:
+            InputError: a cell holds no text.
+        """
+        values = np.empty(len(cells.values), object)
+        for row, value in enumerate(cells.values):
+            if not isinstance(value, str | int | float | None) or isinstance(value, bool):
+                raise InputError(
+                    f"{cells.place} holds {brief(value, 60)} in row {cells.row_number(row)}: the "
+                    f"task {self.name!r} needs texts"
+                )
+            is_empty = is_blank(value) or value != value
+            values[row] = "" if is_empty else str(value)
+        return Targets(values, np.array([bool(value) for value in values], bool))
+
+    def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
+        """Return the columns of two texts by their usual names, if most targets differ and have
+        several words."""
+        text = next((name for name in self.input_names if name in columns), None)
+        for name in self.target_names if text else ():
+            texts = [cell for cell in columns.get(name, ()) if isinstance(cell, str)]
+            words = sum(len(one.split()) for one in texts)
+            if len(set(texts)) > len(texts) / 2 and words >= _LONG * len(texts):
+                return {"text": str(text), "label": name}
+        return {}
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        targets: Sequence[Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Iterator[Example]:
+        """Yield the tokens of each text, and of its target with its end, the tokenizer's
+        end-of-text token, once. A target that is truncated has none: it did not end there."""
+        inputs = whole_texts(values, tokenizer, max_length)
+        if targets is None:
+            yield from inputs
+            return
+        for one, encoding in zip(inputs, encodings(targets, tokenizer, None), strict=True):
+            labels = with_end(encoding.ids, tokenizer)
+            is_cut = one.is_cut or len(labels) > max_length
+            yield Example(one.ids, is_cut, one.types, labels[:max_length])
+
+    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
+        return np.zeros((rows, tokens), np.int64)
+
+    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
+        """Compute the cross-entropy (natural logarithm) of the target's tokens, and which of them
+        are the most probable ones."""
+        from torch.nn import functional as F
+
+        targets = batch["labels"].clamp(min=0)
+        real = (batch["labels"] != IGNORED).to(logits.dtype)
+        flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        loss = flat.view(targets.shape) * real
+        hits = (logits.argmax(-1) == targets) * ~loss.isnan() * real
+        return Scores(loss.sum(1), hits.sum(1), real.sum(1))
+
+    def predictions(
+        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
+    ) -> Tensor:
+        """Return the tokens that the model writes, each plus 1, and then zeros, ``[b, k]``.
+
+        Each token takes a pass through encoder and decoder.
+        """
+        import torch
+
+        ids = batch["input_ids"]
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+
+        def padded(texts: list[list[int]], filler: int) -> Tensor:
+            longest = max(map(len, texts))
+            rows = [[*text, *[filler] * (longest - len(text))] for text in texts]
+            return torch.tensor(rows, device=ids.device).view(len(ids), -1)
+
+        def following(texts: list[list[int]]) -> list[int]:
+            labels = padded([[*text, IGNORED] for text in texts], IGNORED).long()
+            found: list[int] = logits_of({**inputs, "labels": labels})[:, -1].argmax(-1).tolist()
+            return found
+
+        texts = greedy(following, [logits_of.most] * len(ids), logits_of.ends)
+        return padded([[token + 1 for token in text] for text in texts], 0).double()
+
+    def compared(
+        self, targets: Any, predictions: NDArray[np.float64], rows: Sequence[Any], words: Words
+    ) -> tuple[list[list[str]], list[str]]:
+        """Return a list with the right text of each example, and the text that the model writes."""
+        right = [[words.tokenizer.decode(one, skip_special_tokens=True)] for one in targets]
+        return right, self.answers(predictions, (), words)
+
+    def answers(
+        self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
+    ) -> list[str]:
+        """Return the text that the model writes for each example."""
+        texts = [row[row > 0].astype(int) - 1 for row in predictions]
+        return [words.tokenizer.decode(text, skip_special_tokens=True) for text in texts]
+
+    def columns(self, answer: str) -> dict[str, Any]:
+        """Return the text."""
+        return {"text": answer}
+
+    def column_names(self, classes: Sequence[str]) -> set[str]:
+        return {"text"}
