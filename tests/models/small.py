@@ -142,6 +142,9 @@ TOKENS = "AutoModelForTokenClassification"
 CAUSAL = "AutoModelForCausalLM"
 
 
+WRITER = "AutoModelForSeq2SeqLM"
+
+
 IMAGE = "AutoModelForImageClassification"
 
 

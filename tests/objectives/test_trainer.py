@@ -38,6 +38,16 @@ ENCODER = transformers.BertConfig(
     **_SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
 )
 DECODER = transformers.LlamaConfig(**_SHAPE, num_key_value_heads=1, pad_token_id=0)
+T5 = transformers.T5Config(
+    vocab_size=30522, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0,
+    decoder_start_token_id=0,
+)  # fmt: skip
+BART = transformers.BartConfig(
+    vocab_size=30522, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+    decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=40,
+    dropout=0.0, pad_token_id=0, decoder_start_token_id=102,
+)  # fmt: skip
+MODELS = {"causal-lm": [DECODER], "seq2seq": [T5, BART]}
 
 
 def examples() -> tuple[list[str], list[float]]:
@@ -86,6 +96,7 @@ def data_of(kind: str) -> ft.Data:
     labels: Any = {
         "classification": ["long" if number > 42 else "short" for number in numbers],
         "regression": numbers,
+        "seq2seq": [" ".join(text.split()[::-2]) for text in texts],
         "multi-label": [[name for name in ("bed", "left", "night") if name in t] for t in texts],
     }.get(kind)
     return ft.Data.from_arrays(texts, labels, task=kind)
@@ -136,6 +147,12 @@ def scores(kind: str, outputs: Tensor, labels: Any, scale: tuple[float, ...]) ->
             "macro_f1": metrics.f1_score(labels, found.argmax(1), average="macro"),
             "auc": metrics.roc_auc_score(labels, found[:, 1]),
         }
+    if kind == "seq2seq":
+        right = [
+            row[: len(one)].numpy() == one
+            for row, one in zip(outputs.argmax(2), labels, strict=True)
+        ]
+        return {"accuracy": float(np.concatenate(right).mean())}
     if kind == "token-classification":
         of_words = [row[row != -100] for row in labels]
         predicted = outputs.argmax(2)
@@ -163,9 +180,16 @@ def huber(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
 LOSSES = [("classification", balanced), ("regression", huber)]
 
 
-@pytest.mark.parametrize(("kind", "own_loss"), [*((kind, None) for kind in OBJECTIVES), *LOSSES])
+KINDS = [(kind, one, None) for kind in OBJECTIVES for one in MODELS.get(kind, [ENCODER])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "own_loss"),
+    [*KINDS, *((kind, ENCODER, loss) for kind, loss in LOSSES)],
+    ids=lambda value: getattr(value, "model_type", getattr(value, "__name__", str(value))),
+)
 def test_a_client_trains_and_is_scored_as_by_the_trainer(
-    kind: str, own_loss: Any, tmp_path: Path
+    kind: str, config: Any, own_loss: Any, tmp_path: Path
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
     auto = OBJECTIVES[kind].auto_classes["text"]
@@ -178,7 +202,7 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(
     federation = ft.Federation(dataset, partition(dataset, ft.SplitConfig(1), 0))
     backbone = load_model(ft.ModelConfig(str(folder)), dataset.objective, dataset.num_classes, 0)
     local = ft.LocalConfig(batch_size=8)
-    names = tuple(dataset.objective.metrics)
+    names = () if kind == "seq2seq" else tuple(dataset.objective.metrics)  # of written texts
     weights: Any = "balanced" if own_loss is balanced else None
     training = replace(local, class_weights=weights)
     plan = ft.Plan(1, training, evaluate=ft.EvaluateConfig(metrics=names))

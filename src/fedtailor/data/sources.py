@@ -183,7 +183,7 @@ def load_data(
         omissions += _of_classes(targets.classes, values_of, owners, is_train, config, told)
     if isinstance(values, list) and isinstance(inputs, Tokens):
         omissions += _of_texts(values, labelled, inputs, rows, config, objective, groups, told)
-    if (objective.generates or objective.has_decoder) and tokenizer is not None and tokenizer.eos_token_id is None:
+    if objective.writes and tokenizer is not None and tokenizer.eos_token_id is None:
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:

@@ -336,7 +336,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
             "licence": builtin.licence if builtin else licence(network.name),
             "get": builtin.get if builtin is not None else None,
         },
-        "ends": sorted(network.backbone.ends) if network.writes else [],
+        "ends": sorted(network.backbone.ends) if network.backbone.objective.writes else [],
         "inputs": network.inputs(),
         **files,
     }

@@ -63,12 +63,6 @@ class Network:
         return frozenset(self.tensors.keys() & self.model.state_dict().keys())
 
     @property
-    def writes(self) -> bool:
-        """Whether it writes texts."""
-        objective = self.backbone.objective
-        return objective.generates or objective.has_decoder
-
-    @property
     def is_own(self) -> bool:
         """Whether it is a user's own module."""
         return self.config.factory is not None or self.config.name.startswith(FROM_PYTHON)
@@ -222,7 +216,7 @@ class Network:
             like: Any = auto.from_config(config)
         config.architectures = [type(like).__name__]
         config.save_pretrained(str(folder))
-        if ends := sorted(self.backbone.ends) if self.writes else []:
+        if ends := sorted(self.backbone.ends) if self.backbone.objective.writes else []:
             pad = config.pad_token_id
             generation = transformers.GenerationConfig(eos_token_id=ends, pad_token_id=pad)
             generation.save_pretrained(str(folder))

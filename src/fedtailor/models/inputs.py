@@ -104,6 +104,7 @@ class TextInputs:
     def _written(self, batch: Batch) -> Tensor:
         """What the decoder reads ``[b, T]``: its first token, then the targets but the last; their
         padding is predicted from alone, and so any token. Without targets the first token alone."""
+        assert self.start is not None
         first = torch.full_like(batch["input_ids"][:, :1], self.start)
         if "labels" not in batch:
             return first

@@ -82,8 +82,8 @@ def _text_model(
         )
     if objective.has_decoder and not getattr(hf, "is_encoder_decoder", False):
         raise InputError(
-            f"model {config.name!r} is a {hf.model_type}; {objective.name!r} needs an encoder and a "
-            "decoder such as T5 or BART"
+            f"model {config.name!r} is a {hf.model_type}; {objective.name!r} needs an encoder and "
+            "a decoder such as T5 or BART"
         )
     builtin = BUILTIN.get(config.name)
     pooling = config.pooling or ("native" if builtin is None else builtin.pooling)

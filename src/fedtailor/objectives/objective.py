@@ -87,7 +87,6 @@ class LogitsOf:
         return self.function(batch)
 
 
-
 class Objective(ABC):
     """A kind of task. One object serves all data sets and models, but where `scaled`."""
 
@@ -149,6 +148,11 @@ class Objective(ABC):
     def takes_images(self) -> bool:
         """Whether an input may be a picture."""
         return "image" in self.auto_classes
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model writes texts; its loss has a perplexity."""
+        return self.generates or self.has_decoder
 
     @property
     def reads_targets(self) -> bool:

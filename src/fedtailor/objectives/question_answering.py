@@ -6,10 +6,7 @@ third of ``data.max_length`` are in two windows. These are those of transformers
 
 from __future__ import annotations
 
-import re
-import string
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,58 +19,13 @@ from ..errors import InputError, brief
 from .cells import Cells, is_blank
 from .encoding import Example, filler
 from .objective import IGNORED, LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .text_metrics import exact_match, span_f1
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _LEAST = 32  # tokens of a window, so that there is room for the context
-
-
-def exact_match(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
-    """The share of answers that are one of the right ones, but for capitals, punctuation and
-    articles (Rajpurkar et al., EMNLP 2016).
-
-    Args:
-        targets: the right answers of each question; none if the context has no answer.
-        predictions: an answer to each, "" for none.
-
-    >>> exact_match([["the Nile", "Nile river"], []], ["Nile.", ""])
-    1.0
-    """
-    return _mean_of_best(targets, predictions, lambda right, said: float(right == said))
-
-
-def span_f1(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
-    """The mean F1 of an answer's words, of the right answer that is closest; without capitals,
-    punctuation and articles (Rajpurkar et al., EMNLP 2016).
-
-    >>> span_f1([["the river Nile"]], ["Nile"])
-    0.6666666666666666
-    """
-    return _mean_of_best(targets, predictions, _f1)
-
-
-def _mean_of_best(
-    targets: Sequence[Sequence[str]], predictions: Sequence[str], score: Any
-) -> float:
-    best = []
-    for right, said in zip(targets, predictions, strict=True):
-        wanted = [words for words in map(_words, right) if words] or [[]]
-        best.append(max(score(words, _words(said)) for words in wanted))
-    return float(np.mean(best))
-
-
-def _words(text: str) -> list[str]:
-    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
-
-
-def _f1(right: Sequence[str], said: Sequence[str]) -> float:
-    if not right or not said:
-        return float(right == said)
-    return 2 * (Counter(right) & Counter(said)).total() / (len(right) + len(said))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +16,6 @@ Right = Sequence[Sequence[str]]  # the right answers of each example
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def plain_words(text: str) -> list[str]:
-    """The words of a text without capitals, punctuation and articles (Rajpurkar et al., EMNLP
-    2016)."""
-    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
 def exact_match(targets: Right, predictions: Sequence[str]) -> float:
@@ -33,8 +29,35 @@ def exact_match(targets: Right, predictions: Sequence[str]) -> float:
     >>> exact_match([["the Nile", "Nile river"], []], ["Nile.", ""])
     1.0
     """
-    pairs = zip(targets, predictions, strict=True)
-    return float(np.mean([plain_words(b) in [plain_words(a) for a in r or [""]] for r, b in pairs]))
+    return _mean_of_best(targets, predictions, lambda right, said: float(right == said))
+
+
+def span_f1(targets: Right, predictions: Sequence[str]) -> float:
+    """The mean F1 of an answer's words, of the right answer that is closest; without capitals,
+    punctuation and articles (Rajpurkar et al., EMNLP 2016).
+
+    >>> span_f1([["the river Nile"]], ["Nile"])
+    0.6666666666666666
+    """
+    return _mean_of_best(targets, predictions, _f1)
+
+
+def _mean_of_best(targets: Right, predictions: Sequence[str], score: Any) -> float:
+    best = []
+    for right, said in zip(targets, predictions, strict=True):
+        wanted = [words for words in map(_words, right) if words] or [[]]
+        best.append(max(score(words, _words(said)) for words in wanted))
+    return float(np.mean(best))
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _f1(right: Sequence[str], said: Sequence[str]) -> float:
+    if not right or not said:
+        return float(right == said)
+    return 2 * (Counter(right) & Counter(said)).total() / (len(right) + len(said))
 
 
 def rouge1(targets: Right, predictions: Sequence[str]) -> float:

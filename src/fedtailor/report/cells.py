@@ -105,8 +105,8 @@ def _columns(comparison: Table) -> Iterator[_Column]:
         yield of(
             "token\nacc. %", lambda result: result.accuracy, form=(100, 1), is_higher_better=True
         )
-    else:
-        for name in _other_metrics(metric, results):
+    for name in _other_metrics(metric, results):
+        if not (is_lm and name == "accuracy"):
             yield of(
                 name,
                 lambda result, name=name: _mean(result, name),  # type: ignore[misc]

@@ -55,7 +55,7 @@ def caption(
         "validation: the mean on the clients' validation data, by which the verdict chooses. "
         "Methods are in the order of test results; a star marks the best of each column.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,
-        "loss: nats per token. ppl: the perplexity, exp(mean loss).": runs[0].objective.generates,
+        "loss: nats per token. ppl: the perplexity, exp(mean loss).": runs[0].objective.writes,
         f"novel: {novel} clients that took no part in any round; each fits its own model for a "
         "short time, and shares nothing.": novel,
         "before: the models that the method went on from, on the same examples; where they did "

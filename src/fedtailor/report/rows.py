@@ -157,7 +157,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
     others = {
         name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
     }
-    is_lm = entry.run.objective.generates
+    is_lm = entry.run.objective.writes
     majorities = _majorities(entry, model, metric)
     majority = Spread.of(one.mean for one in majorities) if majorities else None
     over_seeds = Spread.of(one.mean for one in summaries)

@@ -1,0 +1,239 @@
+"""Texts that a model writes: their tokens, what is written, and from a table to an export."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import fedtailor as ft
+from fedtailor.cli.main import main
+from fedtailor.data.table import Dataset
+from fedtailor.flower import serve
+from fedtailor.models import load_model
+from fedtailor.objectives import Seq2Seq
+from fedtailor.objectives.cells import Cells
+from fedtailor.objectives.objective import LogitsOf
+from fedtailor.store.files import load_tensors
+from fedtailor.task.backbone import Backbone
+from tests.flower.grid import experiment, grid
+from tests.flower.test_parity import QUICK
+from tests.models.small import GENERATORS, WRITER, check_vmap, save
+from tests.objectives.test_trainer import ENCODER, data_of, examples
+from tests.small import same_bits
+
+TASK = Seq2Seq()
+END = 1
+_SPECIAL = {"pad_token_id": 0, "eos_token_id": END, "bos_token_id": END}
+MODELS = {
+    "t5": {**_SPECIAL, "decoder_start_token_id": 0},
+    "bart": {**_SPECIAL, "decoder_start_token_id": END, "forced_eos_token_id": None},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Words, and an end after each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = sorted({word for text in examples()[0] for word in text.split()})
+    vocabulary = {word: at for at, word in enumerate(["[PAD]", "[END]", "[UNK]", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(
+        single="$A [END]", special_tokens=[("[END]", END)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", eos_token="[END]", unk_token="[UNK]"
+    )
+
+
+@pytest.fixture(scope="module", params=["t5", pytest.param("bart", marks=pytest.mark.slow)])
+def model(request: Any, tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
+    config = copy.deepcopy(GENERATORS[request.param])
+    config.update(MODELS[request.param])
+    folder = save(tmp_path_factory.mktemp("writer") / "model", config, WRITER)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def backbone_of(model: Path) -> Backbone:
+    return load_model(ft.ModelConfig(str(model)), TASK, 0, 0)
+
+
+def read(tokenizer: Any) -> Dataset:
+    source = data_of(TASK.name)
+    return source.load(source.config(ft.DataConfig(max_length=12)), tokenizer)
+
+
+def test_the_end_of_a_target_is_learned_once_and_only_where_it_is(tokenizer: Any) -> None:
+    (one,) = TASK.encode(["the ward"], ["a bed [END]"], tokenizer, 6)
+    assert one.ids == tokenizer("the ward")["input_ids"]
+    assert one.labels == [*tokenizer("a bed")["input_ids"]]
+    (cut,) = TASK.encode(["the ward"], ["a bed for each patient by night"], tokenizer, 6)
+    assert cut.is_cut
+    assert cut.labels is not None
+    assert len(cut.labels) == 6
+    assert END not in cut.labels
+
+
+def test_what_is_no_text_is_named() -> None:
+    found = TASK.targets(Cells(["a bed", None, " ", 7], 4))
+    assert [*found.values[found.is_known]] == ["a bed", "7"]
+    with pytest.raises(ft.InputError, match=r"column 's' holds \['a'\] in row 2: .* needs texts"):
+        TASK.targets(Cells(["a", ["a"]], 2, place="column 's'"))
+
+
+def test_a_table_of_long_targets_is_recognised() -> None:
+    texts = ["the ward has a bed", "a patient came in by night", "each left at noon today"]
+    names = ["long", "short", "long"]
+    assert TASK.recognised({"article": texts, "highlights": texts}) == {
+        "text": "article",
+        "label": "highlights",
+    }
+    assert TASK.recognised({"article": texts, "summary": names}) == {}
+    assert TASK.recognised({"article": texts, "label": texts}) == {}
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "bert", ENCODER, "AutoModel")
+    with pytest.raises(ft.InputError, match="is a bert; 'seq2seq' needs an encoder and a decoder"):
+        load_model(ft.ModelConfig(str(folder)), TASK, 0, 0)
+
+
+def test_rouge_is_that_of_a_count_of_words() -> None:
+    pytest.importorskip("rouge_score")
+    right, said = [["the ward has a bed"], ["noon"]], ["the ward had one bed", "night"]
+    scores = {name: one(right, said) for name, one in TASK.metrics.items()}
+    # 3 of 5 words, 1 of 4 pairs, and 3 of 5 in order; the second has none
+    assert scores == pytest.approx(
+        {"rouge1": 0.3, "rouge2": 0.125, "rougeL": 0.3, "exact_match": 0.0}
+    )
+
+
+def test_what_rouge_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(ft.InputError, match=r"'rouge1' needs .* pip install 'fedtailor\[rouge\]'"):
+        TASK.metrics["rouge1"]([["a"]], ["a"])
+
+
+def test_clients_are_trained_together(model: Path, tokenizer: Any) -> None:
+    backbone, dataset = backbone_of(model), read(tokenizer)
+    batch = dataset.batch(np.arange(12))
+    state = {
+        name: value.detach()
+        for name, value in backbone.model.named_parameters()
+        if "decoder" in name and "weight" in name
+    }
+    check_vmap(backbone, state, {n: v.view(3, 4, *v.shape[1:]) for n, v in batch.items()})
+
+
+def test_a_model_writes_what_transformers_writes(model: Path, tokenizer: Any) -> None:
+    backbone, dataset = backbone_of(model), read(tokenizer)
+    batch = dataset.batch(np.arange(4))
+    task = ft.Task(backbone)
+    ends = {*backbone.ends}
+    with torch.no_grad():
+        logits_of = LogitsOf(lambda some: task.logits(task.state, some), ends, 7)
+        ours = TASK.predictions(torch.zeros(()), batch, logits_of)
+    theirs = backbone.model.generate(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"].long(),
+        max_new_tokens=7, do_sample=False, num_beams=1, eos_token_id=[*ends], pad_token_id=0,
+        forced_eos_token_id=None, forced_bos_token_id=None,
+    )[:, 1:]  # fmt: skip
+    for mine, other in zip(ours, theirs, strict=True):
+        tokens = [int(token) - 1 for token in mine if token]
+        row = other.tolist()
+        stop = next((at for at, token in enumerate(row) if token in ends), len(row))
+        assert tokens == row[:stop]
+
+
+def lines(out: Path, label: str) -> list[dict[str, Any]]:
+    text = (out / "methods" / label / "seed-0/clients.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+_SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("fedavg", "fedper", "feddpa", "fedmerge", "fedhft")
+]
+
+
+@pytest.mark.parametrize("label", ["fedsdg", *_SLOW])
+def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
+    label: str, tmp_path: Path, model: Path, tokenizer: Any
+) -> None:
+    dataset = read(tokenizer)
+    evaluate = {"metrics": ["exact_match"]}
+    split = {"clients": 3, "max_examples": 10}
+    fields = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
+    chosen = experiment(label, fields.get(label, {}), rounds=1, split=split, evaluate=evaluate)
+    near = ft.run(chosen, tmp_path / "near", data=dataset, backbone=backbone_of(model)).path
+    stacked = replace(chosen, engine=ft.EngineConfig("vectorised", clients_per_step=3))
+    other = ft.run(stacked, tmp_path / "stacked", data=dataset, backbone=backbone_of(model)).path
+    direct = grid(chosen, tmp_path / "clients", dataset=dataset, model=lambda: backbone_of(model))
+    far = serve(direct, chosen, tmp_path / "far", backbone=backbone_of(model), timeouts=QUICK)
+    name = f"methods/{label}/seed-0/server.safetensors"
+    assert same_bits(load_tensors(near / name), load_tensors(far / name))
+    for a, b, c in zip(*(lines(out, label) for out in (near, far, other)), strict=True):
+        assert a["metrics"] == b["metrics"] == c["metrics"]
+        assert a["accuracy"] == b["accuracy"] == pytest.approx(c["accuracy"], abs=0.05)
+        assert a["loss"] == pytest.approx(c["loss"], rel=1e-3)
+
+
+TOML = """
+rounds = 1
+[data]
+path = "letters.jsonl"
+task = "seq2seq"
+client = "ward"
+max_length = 8
+[split]
+scheme = "natural"
+[model]
+name = "model"
+[evaluate]
+metrics = ["exact_match"]
+[methods.fedavg]
+optimiser = {lr = 0.05}
+[methods.fedsdg]
+rank = 2
+"""
+
+
+def test_from_a_table_to_an_export(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model)
+    texts = examples()[0]
+    rows = [
+        {"document": text, "summary": " ".join(text.split()[::-2]), "ward": "abc"[at % 3]}
+        for at, text in enumerate(texts)
+    ]
+    Path("letters.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    Path("e.toml").write_text(TOML)
+    assert main(["run", "e.toml", "--out", "run"]) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "perplexity" in printed
+    assert "exact_match" in printed
+    of = ["run", "--method", "fedsdg", "--client", "a"]
+    assert main(["predict", *of, "--input", "letters.jsonl", "--json"]) == 0
+    said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert len(said) == 90
+    assert all(said)
+    assert main(["export", *of, "--out", "out"]) == 0
+    command = [sys.executable, "use.py", texts[0]]
+    done = subprocess.run(command, cwd="out", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == said[0]
