@@ -106,7 +106,8 @@ class PersonalModel:
         size = self.trained.experiment.evaluate.batch_size
         max_length = self.trained.experiment.data.max_length
         words = Words(self.classes, backbone.tokenizer, max_length)
-        logits_of = LogitsOf(self.logits, backbone.ends, max_new_tokens)
+        longest = getattr(backbone.prepare, "max_length", None) or max_new_tokens
+        logits_of = LogitsOf(self.logits, backbone.ends, min(max_new_tokens, longest))
         answers: list[Any] = [None] * len(examples)
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
             batch = examples.batch(rows)

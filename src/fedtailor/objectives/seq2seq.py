@@ -39,15 +39,16 @@ class Exported(ABC):
         """Return what the model writes for each text, in a line."""
         return "\n".join(" ".join(self.generate(text).split()) for text in texts)
 
-    def generate(self, text: str, tokens: int | None = None) -> str:
-        """Write at most so many tokens, each time the most probable one; None: as many as the
-        targets had at most."""
+    def generate(self, text: str, tokens: int = 32) -> str:
+        """Write at most so many tokens, each time the most probable one."""
         import torch
 
         written = torch.tensor([[self.network.config.decoder_start_token_id]])
-        for _ in range(tokens or self.about["max_length"]):
-            batch = {**self.batch([text]), "decoder_input_ids": written}
-            following = self.logits(batch)[:, -1].argmax(-1)
+        positions = self.about["inputs"].get("positions")  # the model's; None: no limit
+        inputs = self.batch([text])
+        for _ in range(min(tokens, positions or tokens)):
+            logits = self.logits({**inputs, "decoder_input_ids": written})
+            following = logits[:, -1].argmax(-1)
             if int(following) in self.about["ends"]:
                 break
             written = torch.cat([written, following[:, None]], 1)
