@@ -86,11 +86,6 @@ class GatedLoRALinear(nn.Module):
         self.scaling = lora_alpha / rank
         self.form = form
 
-    @property
-    def weight(self) -> Tensor:
-        """W0, whose type T5 looks at."""
-        return self.base.weight
-
     def forward(self, x: Tensor, gate_logit: Tensor) -> Tensor:
         """``x`` ``[..., d_in]`` and the block's gate logit (scalar) to ``[..., d_out]``."""
         m = torch.sigmoid(gate_logit)

@@ -11,6 +11,8 @@ from ..errors import InputError
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
     """Put ``module`` in the place of the module at ``path`` of ``model``."""
+    if not hasattr(module, "weight"):
+        module.register_parameter("weight", None)  # T5 looks whether it is a tensor
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
 
