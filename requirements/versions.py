@@ -24,7 +24,7 @@ TESTS = (
     "ipykernel>=7.4,<8",
 )  # fmt: skip
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
-EXTRAS = {"lowest": "figures,tune", "newest": "figures,flower,tune"}
+EXTRAS = {"lowest": "figures,rouge,tune", "newest": "figures,flower,rouge,tune"}
 FLOWER = (
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
     "tests/cli/test_deploy.py", "tests/inference/test_model.py", "tests/benchmarks/test_fuzz.py",
@@ -40,7 +40,7 @@ def needed(extras: str) -> list[str]:
 
 
 def lower_bounds() -> list[str]:
-    """The lower bounds of all dependencies and of two extras, as ``name==version``."""
+    """The lower bounds of all dependencies and of these extras, as ``name==version``."""
     return [re.sub(r">=([\d.]+).*", r"==\1", line) for line in needed(EXTRAS["lowest"])]
 
 

@@ -110,6 +110,7 @@ class Metrics:
             raise unknown("metric", str(select), allowed, where="evaluate.select")
         if not remote:
             _ = self.functions
+            objective.check_metrics([n for n in self.config.metrics if n not in self.given])
 
     def __call__(
         self, labels: Labels, predictions: Predictions, compared: Compared = _as_they_are

@@ -213,6 +213,10 @@ class Objective(ABC):
             allowed = " or ".join(f"{name}s" for name in self.auto_classes)
             raise InputError(f"task {self.name!r} needs {allowed}; these data are {modality}s")
 
+    def check_metrics(self, names: Collection[str]) -> None:
+        """Raise InputError if a package is missing that one of these metrics needs."""
+        return None
+
     def num_outputs(self, num_classes: int) -> int | None:
         """Return how many outputs a model's new head has; None: the model has its own head."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from .cells import Cells, is_blank
 from .encoding import Example, encodings, whole_texts, with_end
 from .greedy import greedy
 from .objective import IGNORED, LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
-from .text_metrics import exact_match, rouge1, rouge2, rouge_l
+from .text_metrics import exact_match, rouge1, rouge2, rouge_l, rouge_scorer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,11 @@ class Seq2Seq(Objective):
     shares = frozenset(metrics)
     peft_task = "SEQ_2_SEQ_LM"
     exported = Exported
+
+    def check_metrics(self, names: Collection[str]) -> None:
+        for name in names:
+            if name.startswith("rouge"):
+                rouge_scorer(name)
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of texts; empty cells are unknown.

@@ -76,6 +76,13 @@ def rouge_l(targets: Right, predictions: Sequence[str]) -> float:
 
 
 def _rouge(name: str, targets: Right, predictions: Sequence[str]) -> float:
+    scorer = rouge_scorer(name)
+    pairs = zip(targets, predictions, strict=True)
+    return float(np.mean([scorer.score_multi(r, said)[name].fmeasure for r, said in pairs]))
+
+
+def rouge_scorer(name: str) -> Any:
+    """Return rouge-score's scorer of one metric. Raises InputError without that package."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ModuleNotFoundError as error:
@@ -83,6 +90,4 @@ def _rouge(name: str, targets: Right, predictions: Sequence[str]) -> float:
             f"the metric {name!r} needs the package rouge-score; get it with: pip install "
             "'fedtailor[rouge]'"
         ) from error
-    scorer = RougeScorer([name], use_stemmer=True)
-    pairs = zip(targets, predictions, strict=True)
-    return float(np.mean([scorer.score_multi(r, said)[name].fmeasure for r, said in pairs]))
+    return RougeScorer([name], use_stemmer=True)
