@@ -58,6 +58,7 @@ def outcomes(columns: dict[str, list[Any]], folder: Path, **named: str) -> list[
             },
             "question-answering",
         ),
+        ({"document": ONE, "summary": [f"{TWO[i % 3]} {i}" for i in range(60)]}, "seq2seq"),
     ],
 )
 def test_a_table_of_another_task_is_told_by_its_name(

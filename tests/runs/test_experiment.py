@@ -230,7 +230,7 @@ def test_a_value_from_python_may_be_written_as_in_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "preset", ["", "cola", "qnli", "rte", "mrpc", "mnli,large", "imdb", "squad"]
+    "preset", ["", "cola", "qnli", "rte", "mrpc", "mnli,large", "imdb", "squad", "wikilingua"]
 )
 def test_the_data_sets_of_fedhft_are_asked_of_the_hub(
     preset: str, monkeypatch: pytest.MonkeyPatch
