@@ -178,22 +178,20 @@ def huber(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
 
 
 LOSSES = [("classification", balanced), ("regression", huber)]
-
-
 KINDS = [(kind, one, None) for kind in OBJECTIVES for one in MODELS.get(kind, [ENCODER])]
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "own_loss"),
+    ("kind", "architecture", "own_loss"),
     [*KINDS, *((kind, ENCODER, loss) for kind, loss in LOSSES)],
     ids=lambda value: getattr(value, "model_type", getattr(value, "__name__", str(value))),
 )
 def test_a_client_trains_and_is_scored_as_by_the_trainer(
-    kind: str, config: Any, own_loss: Any, tmp_path: Path
+    kind: str, architecture: Any, own_loss: Any, tmp_path: Path
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
     auto = OBJECTIVES[kind].auto_classes["text"]
-    folder = save(tmp_path / kind, DECODER if kind == "causal-lm" else ENCODER, auto)
+    folder = save(tmp_path / kind, architecture, auto)
     tokenizer.save_pretrained(folder)
     source = data_of(kind)
     delta = 0.5 if own_loss is huber else None

@@ -13,8 +13,9 @@ from ..errors import InputError, brief
 from .cells import Cells, is_blank
 from .encoding import Example, encodings, whole_texts, with_end
 from .greedy import greedy
-from .objective import IGNORED, LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .objective import IGNORED, LogitsOf, MetricFunction, Roles, Targets, Words
 from .text_metrics import exact_match, rouge1, rouge2, rouge_l, rouge_scorer
+from .vocabulary import VocabularyObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ class Exported(ABC):
         """Return the tokens of texts."""
 
 
-class Seq2Seq(Objective):
+class Seq2Seq(VocabularyObjective):
     """Texts are inputs, and other texts are the targets; the end of a target is one of its tokens.
 
     The decoder reads the target's tokens before the one that it predicts.
@@ -139,17 +140,9 @@ class Seq2Seq(Objective):
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
         return np.zeros((rows, tokens), np.int64)
 
-    def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
-        """Compute the cross-entropy (natural logarithm) of the target's tokens, and which of them
-        are the most probable ones."""
-        from torch.nn import functional as F
-
-        targets = batch["labels"].clamp(min=0)
-        real = (batch["labels"] != IGNORED).to(logits.dtype)
-        flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        loss = flat.view(targets.shape) * real
-        hits = (logits.argmax(-1) == targets) * ~loss.isnan() * real
-        return Scores(loss.sum(1), hits.sum(1), real.sum(1))
+    def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the targets."""
+        return batch["labels"]
 
     def predictions(
         self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf

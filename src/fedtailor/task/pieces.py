@@ -24,10 +24,10 @@ _CELLS = 2**23  # of a piece's logits
 
 def score_in_pieces(model: nn.Module) -> ScoringHead | None:
     """Replace the output layer of a language model of transformers by a `ScoringHead`, in place,
-    and return it; None if it has none that is an nn.Linear."""
+    and return it; None if it has none that is an nn.Linear, or adds to it, as BART does."""
     find = getattr(model, "get_output_embeddings", None)
     linear = None if find is None else find()
-    if type(linear) is not nn.Linear:
+    if type(linear) is not nn.Linear or hasattr(model, "final_logits_bias"):
         return None
     (path,) = (path for path, module in model.named_modules() if module is linear)
     head = ScoringHead(linear)
