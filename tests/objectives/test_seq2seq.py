@@ -20,6 +20,7 @@ from fedtailor.cli.main import main
 from fedtailor.data.table import Dataset
 from fedtailor.engine.metrics import Metrics
 from fedtailor.flower import serve
+from fedtailor.methods import METHODS
 from fedtailor.models import load_model
 from fedtailor.objectives import Seq2Seq
 from fedtailor.objectives.cells import Cells
@@ -158,6 +159,27 @@ def test_a_model_writes_what_transformers_writes(model: Path, tokenizer: Any) ->
         row = other.tolist()
         stop = next((at for at, token in enumerate(row) if token in ends), len(row))
         assert tokens == row[:stop]
+
+
+@pytest.mark.parametrize("label", ["fedhft", "flora", "fedmask", "fedalt", "lora-fair", "fedsdg"])
+def test_the_layers_of_methods_stand_in_both_parts(label: str, model: Path, tokenizer: Any) -> None:
+    backbone = backbone_of(model)
+    assert [len(block) for block in backbone.blocks] == [2] * 4  # of the encoder and the decoder
+    task = ft.Task(backbone, METHODS[label]().adapt)
+    for part in ("encoder", "decoder"):
+        assert sum(f"{part}." in block[0] for block in backbone.blocks) == 2
+    batch = read(tokenizer, 6).batch(np.arange(3))
+    loss, _ = task.loss(task.state, batch, torch.tensor(0))
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("label", ["fedrep", "pfedmoe"])
+def test_a_method_that_needs_a_head_is_refused(
+    label: str, model: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    chosen = experiment(label, rounds=1, split={"clients": 3})
+    with pytest.raises(ft.InputError, match=r"has no recognised task head.*; name its modules"):
+        ft.run(chosen, tmp_path / "out", data=read(tokenizer, 6), backbone=backbone_of(model))
 
 
 def lines(out: Path, label: str) -> list[dict[str, Any]]:
