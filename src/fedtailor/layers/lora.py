@@ -59,6 +59,7 @@ class LoRALinear(nn.Module):
         self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
         self.scaling = lora_alpha / rank
+        self.in_features, self.out_features = base.in_features, base.out_features
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
