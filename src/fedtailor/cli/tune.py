@@ -7,10 +7,13 @@ import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..store.format import as_json
 from .options import add_experiment, add_json
+
+if TYPE_CHECKING:
+    from ..runs.tune import Outcome
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +40,8 @@ def _tune(options: argparse.Namespace) -> None:
     outcomes = []
     for outcome in search(tuning, out):
         outcomes.append(outcome)
-        score = outcome.diverged or f"{outcome.score:.4f} on validation"
-        print(f"{outcome.label}, candidate {outcome.number + 1}: {score}", file=sys.stderr)
+        said = outcome.diverged or f"{outcome.metric} {_result(outcome)} on validation"
+        print(f"{outcome.label}, candidate {outcome.number + 1}: {said}", file=sys.stderr)
     chosen = [best(outcomes, label) for label in tuning.spaces]
     if options.json:
         rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in outcomes]
@@ -48,7 +51,7 @@ def _tune(options: argparse.Namespace) -> None:
         {
             "method": outcome.label,
             "settings": ", ".join(f"{k} = {_short(v)}" for k, v in outcome.settings.items()),
-            "validation": "diverged" if outcome.score is None else f"{outcome.score:.4f}",
+            "validation": _result(outcome),
             "round": outcome.round,
             "": "chosen" if outcome in chosen else "",
         }
@@ -58,6 +61,16 @@ def _tune(options: argparse.Namespace) -> None:
     print(tabulate(table, "keys", colalign=align, disable_numparse=True))
     run = shlex.join(["fedtailor", "run", str(out / "best.toml")])
     print(f"\nthe experiment with the chosen settings: {run}")
+
+
+def _result(outcome: Outcome) -> str:
+    from ..report.numbers import bare
+    from ..store.metrics import higher_is_better
+
+    if outcome.score is None:
+        return "diverged"
+    is_minus = not higher_is_better(outcome.metric)
+    return bare(outcome.metric, -outcome.score if is_minus else outcome.score)
 
 
 def _short(value: Any) -> str:

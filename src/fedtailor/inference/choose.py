@@ -26,14 +26,15 @@ _FEW = 30  # validation examples: with fewer, one of them is more than three poi
 
 def choose(
     candidates: Mapping[str, Candidate],
+    count: int,
     *,
     fits: bool,
     label: str,
     by_loss: bool = False,
     private: bool = False,
 ) -> tuple[str, str]:
-    """The name of the best candidate on validation examples, by hits or ``by_loss``, and the reason
-    in words. Of equal ones the first of `fitted`, `guess`, `global` is taken.
+    """The name of the best candidate on ``count`` validation examples, by hits or ``by_loss``, and
+    the reason in words. Of equal ones the first of `fitted`, `guess`, `global` is taken.
 
     Without validation examples nothing speaks for the fitted one, so another one is kept, unless
     there is none but a guess with ``private`` tensors, which nobody has trained.
@@ -53,7 +54,6 @@ def choose(
             return "guess", note
         return "fitted", f"{note}, but {label} has no other one that is trained"
     best = max(present, key=lambda name: _rank(sums[name][0], by_loss))
-    count = int(sums["fitted"][0, 2])
     few = ", too few to choose by with confidence" if count < _FEW else ""
     examples = "validation example" if count == 1 else f"{count} validation examples"
     note = f"the best of {len(present)} on its {examples}{few}"

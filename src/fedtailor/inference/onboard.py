@@ -69,13 +69,19 @@ class Onboarded:
         from tabulate import tabulate
 
         counts = ", ".join(f"{count} {split}" for split, count in self.num_examples.items())
+        of_splits = [one[split] for one in self.scores.values() for split in SPLITS]
+        has_hits = any(scores["accuracy"] is not None for scores in of_splits)
+        metrics = ("accuracy", "loss") if has_hits else ("loss",)
         rows = [
             [MODELS.get(model, "always the most frequent class")]
-            + [_shown(scores[split], metric) for split in SPLITS for metric in ("accuracy", "loss")]
+            + [_shown(scores[split], metric) for split in SPLITS for metric in metrics]
             for model, scores in self.scores.items()
         ]
-        heads = ["model", "validation %", "loss", "test %", "loss"]
-        table = tabulate(rows, heads, colalign=["left", *["right"] * 4], disable_numparse=True)
+        heads = [f"{split} loss" for split in SPLITS]
+        if has_hits:
+            heads = ["validation %", "loss", "test %", "loss"]
+        align = ["left", *["right"] * len(heads)]
+        table = tabulate(rows, ["model", *heads], colalign=align, disable_numparse=True)
         title = f"{self.client} (client {self.number}) joins {self.method}, seed {self.seed}"
         return f"{title}: {counts} examples\n\n{table}\n\nkept: {MODELS[self.kept]}; {self.note}"
 
@@ -313,8 +319,9 @@ def decide(
         candidates = {"global": candidates["global"]}
     by_loss = training.task.backbone.objective.selects != "accuracy"
     kept, note = choose(
-        candidates, fits=fits, label=label, by_loss=by_loss, private=bool(request.private)
-    )
+        candidates, federation.num_rows(number, "validation"),
+        fits=fits, label=label, by_loss=by_loss, private=bool(request.private),
+    )  # fmt: skip
     scores = all_scores(federation, number, candidates)
     if did_not_learn(scores, kept):
         note += "; on its test examples it is no better than the most frequent class"

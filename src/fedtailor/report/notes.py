@@ -56,8 +56,8 @@ def caption(
         "Methods are in the order of test results; a star marks the best of each column.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,
         "loss: nats per token. ppl: the perplexity, exp(mean loss).": runs[0].objective.writes,
-        f"novel: {novel} clients that took no part in any round; each fits its own model for a "
-        "short time, and shares nothing.": novel,
+        f"novel: {novel} client{'s' * (novel > 1)} that took no part in any round; each fits its "
+        "own model for a short time, and shares nothing.": novel,
         "before: the models that the method went on from, on the same examples; where they did "
         "best on validation data, the reported round is 0: these very models.": any(
             map(goes_on, runs)

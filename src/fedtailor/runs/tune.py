@@ -65,8 +65,8 @@ Space = dict[str, tuple[Any, ...] | Range]  # of one method, by dotted field
 
 @dataclass(frozen=True)
 class Outcome:
-    """One candidate: its settings, and the best mean over clients on validation, at ``round``:
-    accuracy, or minus the loss for language modelling; None if it ``diverged``."""
+    """One candidate: its settings, and the best mean over clients of ``metric`` on validation, at
+    ``round``; minus it, where less is better. None if it ``diverged``."""
 
     label: str
     number: int
@@ -74,6 +74,7 @@ class Outcome:
     score: float | None
     round: int | None
     diverged: str | None = None
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,8 @@ def _evaluate(
     round_ = best_round(means, higher_is_better=higher)
     if math.isnan(means[round_]):
         return Outcome(label, number, settings, None, None, f"{metric} on validation is nan")
-    return Outcome(label, number, settings, means[round_] * (1 if higher else -1), round_)
+    score = means[round_] if higher else -means[round_]
+    return Outcome(label, number, settings, score, round_, metric=metric)
 
 
 def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
