@@ -38,7 +38,11 @@ ENCODER = transformers.BertConfig(**_SHAPE)
 DECODER = transformers.LlamaConfig(
     **_SHAPE, num_key_value_heads=1, pad_token_id=0, bos_token_id=2, eos_token_id=3
 )
-MODELS: dict[str, Any] = {"causal-lm": DECODER}  # by kind; the others: ENCODER
+T5 = transformers.T5Config(
+    vocab_size=len(_TOKENS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+    pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+)  # fmt: skip
+MODELS: dict[str, Any] = {"causal-lm": DECODER, "seq2seq": T5}  # by kind; the others: ENCODER
 
 
 def rows(kind: str, number: int = 90) -> tuple[list[Any], list[Any] | None]:
@@ -57,6 +61,7 @@ def rows(kind: str, number: int = 90) -> tuple[list[Any], list[Any] | None]:
         "classification": ["long" if number > 42 else "short" for number in numbers],
         "multi-label": [[name for name in ("bed", "left", "night") if name in t] for t in texts],
         "regression": numbers,
+        "seq2seq": [" ".join(words[::-2]) for words in split],
     }
     return texts, targets.get(kind)
 

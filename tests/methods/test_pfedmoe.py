@@ -168,7 +168,7 @@ def test_with_lora_both_experts_stand_on_one_frozen_model() -> None:
     for scaling in (8.0, 1.5):
         adapted: Any = Task(digits_backbone(), replace(method, lora_alpha=2 * scaling).adapt).model
         layers = (adapted.own.hidden, adapted.shared.hidden)
-        assert [layer.scaling["default"] for layer in layers] == [scaling] * 2
+        assert [layer.scaling for layer in layers] == [scaling] * 2
 
 
 @pytest.mark.parametrize("on", ["digits", "text"])

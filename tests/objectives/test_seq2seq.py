@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +13,17 @@ import torch
 import transformers
 
 import fedtailor as ft
-from fedtailor.cli.main import main
 from fedtailor.data.table import Dataset
 from fedtailor.engine.metrics import Metrics
-from fedtailor.flower import serve
 from fedtailor.methods import METHODS
 from fedtailor.models import load_model
 from fedtailor.objectives import Seq2Seq
 from fedtailor.objectives.cells import Cells
 from fedtailor.objectives.objective import LogitsOf
-from fedtailor.store.files import load_tensors
 from fedtailor.task.backbone import Backbone
-from tests.flower.grid import experiment, grid
-from tests.flower.test_parity import QUICK
+from tests.flower.grid import experiment
 from tests.models.small import GENERATORS, WRITER, check_vmap, save
 from tests.objectives.test_trainer import ENCODER, data_of, examples
-from tests.small import same_bits
 
 TASK = Seq2Seq()
 END = 1
@@ -180,91 +172,3 @@ def test_a_method_that_needs_a_head_is_refused(
     chosen = experiment(label, rounds=1, split={"clients": 3})
     with pytest.raises(ft.InputError, match=r"has no recognised task head.*; name its modules"):
         ft.run(chosen, tmp_path / "out", data=read(tokenizer, 6), backbone=backbone_of(model))
-
-
-def lines(out: Path, label: str) -> list[dict[str, Any]]:
-    text = (out / "methods" / label / "seed-0/clients.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-_SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("fedavg", "fedper", "feddpa", "fedmerge", "fedhft")
-]
-
-
-@pytest.mark.parametrize("label", ["fedsdg", *_SLOW])
-def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
-    label: str, tmp_path: Path, model: Path, tokenizer: Any
-) -> None:
-    dataset = read(tokenizer, 6)
-    evaluate = {"metrics": ["exact_match"]}
-    split = {"clients": 3, "max_examples": 10}
-    fields = {
-        "fedhft": {"warmup_rounds": 1, "clusters": 2},
-        "fedmerge": {"models": 2},
-        "fedper": {"private": ["*decoder"]},
-    }
-    rounds = 2 if label == "fedhft" else 1
-    chosen = experiment(label, fields.get(label, {}), rounds=rounds, split=split, evaluate=evaluate)
-    near = ft.run(chosen, tmp_path / "near", data=dataset, backbone=backbone_of(model)).path
-    stacked = replace(chosen, engine=ft.EngineConfig("vectorised", clients_per_step=3))
-    other = ft.run(stacked, tmp_path / "stacked", data=dataset, backbone=backbone_of(model)).path
-    direct = grid(chosen, tmp_path / "clients", dataset=dataset, model=lambda: backbone_of(model))
-    far = serve(direct, chosen, tmp_path / "far", backbone=backbone_of(model), timeouts=QUICK)
-    name = f"methods/{label}/seed-0/server.safetensors"
-    assert same_bits(load_tensors(near / name), load_tensors(far / name))
-    for a, b, c in zip(*(lines(out, label) for out in (near, far, other)), strict=True):
-        assert a["metrics"] == b["metrics"] == c["metrics"]
-        assert a["accuracy"] == b["accuracy"] == pytest.approx(c["accuracy"], abs=0.05)
-        assert a["loss"] == pytest.approx(c["loss"], rel=1e-3)
-
-
-TOML = """
-rounds = 1
-[data]
-path = "letters.jsonl"
-task = "seq2seq"
-client = "ward"
-max_length = 8
-[split]
-scheme = "natural"
-[model]
-name = "model"
-[evaluate]
-metrics = ["exact_match"]
-[methods.fedavg]
-optimiser = {lr = 0.05}
-[methods.fedsdg]
-rank = 2
-"""
-
-
-@pytest.mark.slow
-def test_from_a_table_to_an_export(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").symlink_to(model)
-    texts = examples()[0]
-    rows = [
-        {"document": text, "summary": " ".join(text.split()[::-2]), "ward": "abc"[at % 3]}
-        for at, text in enumerate(texts)
-    ]
-    Path("letters.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    Path("e.toml").write_text(TOML)
-    assert main(["run", "e.toml", "--out", "run"]) == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
-    assert "perplexity" in printed
-    assert "exact_match" in printed
-    of = ["run", "--method", "fedsdg", "--client", "a"]
-    assert main(["predict", *of, "--input", "letters.jsonl", "--json"]) == 0
-    said = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert len(said) == 90
-    assert any(said)
-    Path("few.txt").write_text("\n".join(texts[:9]) + "\n")
-    assert main(["export", *of, "--out", "out"]) == 0
-    command = [sys.executable, "use.py", "../few.txt"]
-    done = subprocess.run(command, cwd="out", capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == said[:9]

@@ -15,6 +15,7 @@ from ..report.names import client_name
 from ..report.numbers import bare
 from ..report.text import markdown
 from ..runs.experiment import Experiment
+from ..store.metrics import is_percentage
 from .scores import SplitScore
 
 
@@ -189,17 +190,16 @@ def _use(about: Mapping[str, Any]) -> list[str]:
 
 
 def _table(scores: list[SplitScore], lm: bool) -> Iterator[str]:
-    """The results on each split: the accuracy, or metrics where there is none, and the loss."""
+    """The results on each split: the accuracy, the task's other metrics, and the loss."""
     has_accuracy = not lm and any(one.accuracy is not None for one in scores)
-    names = ["accuracy"] if has_accuracy else list(scores[0].metrics)
-    heads = ["split", "tokens" if lm else "examples", *names, "loss"]
-    yield f"| {' | '.join(heads)} |"
-    yield "|---" * len(heads) + "|"
+    names = [*["accuracy"] * has_accuracy, *scores[0].metrics, "loss"]
+    yield f"| {' | '.join(['split', 'tokens' if lm else 'examples', *names])} |"
+    yield "|---" * (2 + len(names)) + "|"
     for one in scores:
-        accuracy = f"{100 * (one.accuracy or 0.0):.1f} %"
-        shown = [accuracy] if has_accuracy else [bare(n, one.metrics.get(n)) for n in names]
-        loss = bare("loss", one.loss)
-        yield f"| {' | '.join([one.split, str(one.examples), *shown, loss])} |"
+        values = {"accuracy": one.accuracy, "loss": one.loss, **one.metrics}
+        units = (" %" if is_percentage(name) else "" for name in names)
+        shown = (bare(n, values.get(n)) + unit for n, unit in zip(names, units, strict=True))
+        yield f"| {' | '.join([one.split, str(one.examples), *shown])} |"
 
 
 def _baseline(results: list[SplitScore]) -> list[str]:

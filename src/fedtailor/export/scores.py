@@ -32,7 +32,7 @@ class SplitScore:
     loss: float | None
     majority: float | None = None
     answer: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)  # where the task has no accuracy
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_no_better(self) -> bool:
@@ -138,6 +138,6 @@ def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> 
             answer = partition.classes[int(partition.majority[client])]
     accuracy, loss = mean(evaluation.accuracy), mean(evaluation.loss)
     found = {name: mean(values) for name, values in evaluation.metrics.items()}
-    metrics = {k: v for k, v in found.items() if accuracy is None and v is not None}
+    metrics = {k: v for k, v in found.items() if v is not None}
     round_, split = evaluation.round, evaluation.split
     return SplitScore(split, round_, examples, accuracy, loss, majority, answer, metrics)
