@@ -106,10 +106,11 @@ def model(kind: str) -> str:
 
 @functools.cache
 def data(kind: str, number: int = 90) -> Dataset:
-    """The rows, in sequences of at most 32 tokens."""
+    """The rows, in sequences of at most 10 tokens, or 32 of questions and contexts."""
     source = ft.Data.from_arrays(*rows(kind, number), task=kind)
+    most = 32 if OBJECTIVES[kind].second_names else 10
     tokenizer = transformers.AutoTokenizer.from_pretrained(model(kind))
-    return source.load(source.config(ft.DataConfig(max_length=32)), tokenizer)
+    return source.load(source.config(ft.DataConfig(max_length=most)), tokenizer)
 
 
 def backbone(kind: str) -> Backbone:
