@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedtailor.data import DataConfig, load_data
 from fedtailor.data.survey import survey
+from fedtailor.data.table import Images
 from fedtailor.data.tables import local_table
 from fedtailor.errors import InputError
 from fedtailor.inference.rows import read_rows
@@ -100,6 +101,31 @@ def test_links_that_lead_back_end(tmp_path: Path) -> None:
     (tmp_path / "cat/again").symlink_to(tmp_path)
     with pytest.raises(InputError, match=r"'cat/again/.*lies in no folder of a class"):
         local_table(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_table_may_name_the_files(kind: str, tmp_path: Path) -> None:
+    path = pictures(tmp_path / "pets", "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
+    of_folder = load_data(DataConfig(path=path), None)
+    rows = local_table(path).select_columns(["file", "label"])
+    table = tmp_path / f"pets/table.{kind}"
+    rows.to_csv(table) if kind == "csv" else rows.to_json(table)
+    assert survey(str(table)).column("file").kind == "picture"
+    config = DataConfig(path=str(table), image="file", picture_size=3)
+    of_table = load_data(config, None)
+    assert isinstance(of_folder.inputs, Images)
+    assert np.array_equal(of_table.inputs.values, of_folder.inputs.resized(3, 3).values)
+    assert of_table.classes == of_folder.classes
+    assert len(read_rows(str(table), config, images=True).inputs) == 4
+    (tmp_path / "pets/dog/a.png").unlink()
+    with pytest.raises(InputError, match=r"can't read .*pets/dog/a.png: No such file"):
+        load_data(config, None)
+
+
+def test_texts_have_no_size_in_pixels(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na.png,x\nb.png,y\n")
+    with pytest.raises(InputError, match=r"data\.picture_size = 3 is for pictures"):
+        load_data(DataConfig(path=str(tmp_path / "t.csv"), picture_size=3), None)
 
 
 def test_predictions_of_a_folder_have_its_labels(tmp_path: Path) -> None:

@@ -76,14 +76,25 @@ def test_colour_has_three_channels_and_takes_grey(digits, tmp_path):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (Picture.new("L", (8, 9)), "row 1 of column 'image' is 8x9 L, row 0 is 8x8 L"),
-        (Picture.new("RGB", (8, 8)), "row 1 of column 'image' is 8x8 RGB, row 0 is 8x8 L"),
+        (Picture.new("L", (8, 9)), "one size: row 1 of column 'image' is 8x9, row 0 is 8x8; data"),
+        (Picture.new("RGB", (8, 8)), "be grey, .*: row 1 of column 'image' is RGB"),
     ],
 )
 def test_images_of_different_sizes_are_refused(second, message, tmp_path):
-    with pytest.raises(InputError, match=f"must have one size: {message}"):
+    with pytest.raises(InputError, match=message):
         images.decode(table([Picture.new("L", (8, 8)), second]), "image")
     assert list((tmp_path / "images").iterdir()) == []
+
+
+def test_images_of_any_size_become_squares_as_in_predictions(tmp_path):
+    draw = np.random.default_rng(0)
+    sizes = [(5, 9), (1, 1), (300, 40), (6, 6)]
+    several = [Picture.fromarray(draw.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
+    several.append(several[0].convert("L"))
+    several.append(several[2].convert("RGBA"))
+    decoded = images.decode(table(several), "image", 6)
+    assert decoded.shape == (6, 3, 6, 6)
+    assert np.array_equal(decoded, picture_examples(several, (3, 6, 6)).values)
 
 
 RAMP = np.linspace(0, 1, 256).reshape(16, 16)  # the mean is half of the range

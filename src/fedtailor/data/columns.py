@@ -93,7 +93,7 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     elif labels:
         targets, classes = table[labels[0]][:], _class_names(features[labels[0]])
     return Columns(
-        _reader(table, sources, objective),
+        _reader(table, sources, objective, config.picture_size),
         len(train),
         0 if test is None else len(test),
         targets,
@@ -110,7 +110,8 @@ def first_values(table: Any) -> dict[str, list[Any]]:
 
     names = [name for name, kind in table.features.items() if not isinstance(kind, Image)]
     some = table.select_columns(names).select(range(min(_FIRST, len(table))))
-    return {name: some[name][:] for name in names}
+    values: dict[str, list[Any]] = some[:]
+    return values
 
 
 def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
@@ -119,18 +120,18 @@ def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
     label = config.label or usual_column(objective.target_names, table.column_names)
     labels = label if isinstance(label, tuple) else (label,)
     sources = _input_columns(dict(table.features), config, objective, {*labels, config.client})
-    return _reader(table, sources, objective)(np.arange(len(table)))
+    return _reader(table, sources, objective, config.picture_size)(np.arange(len(table)))
 
 
 def _reader(
-    table: Any, sources: Sequence[str], objective: Objective
+    table: Any, sources: Sequence[str], objective: Objective, side: int | None
 ) -> Callable[[Indices], list[Any] | NDArray[np.uint8]]:
     are_images = [_check_input(table.features[name], name, objective) for name in sources]
 
     def read(rows: Indices) -> list[Any] | NDArray[np.uint8]:
         selection = table.select(rows)
         if are_images[0]:
-            return images.decode(selection, sources[0])
+            return images.decode(selection, sources[0], side)
         texts = [selection[source][:] for source in sources]
         if len(texts) > 1:
             return [tuple(text or "" for text in pair) for pair in zip(*texts, strict=True)]

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIRST = 100  # rows by which a table's task is recognised
-_KEPT = ("task", "classes", "scale", "huber_delta", "max_length", "limit", "skip", "limit_test")
+_KEPT = (
+    *("task", "classes", "scale", "huber_delta", "picture_size", "max_length"),
+    *("limit", "skip", "limit_test"),
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from .. import disk_cache
 from ..errors import InputError, naming
 from ..temporary_folder import temporary_folder
 from .pixels import GREY, opened, pixels
+from .table import Images
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
@@ -40,12 +41,12 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def decode(table: Any, column: str) -> NDArray[np.uint8]:
+def decode(table: Any, column: str, side: int | None = None) -> NDArray[np.uint8]:
     """Decode the images of a ``datasets.Dataset`` column, as `pixels.pixels` does.
 
     They are decoded once, into ``images/HASH/`` of the cache, by a hash of the encoded files. The
     column's mode, or else the first image, decides whether all are grey (C = 1) or in colour
-    (C = 3).
+    (C = 3). With a ``side`` all become squares of so many pixels (bilinear), whatever their size.
 
     Returns:
         uint8 ``[N, C, H, W]``, memory-mapped.
@@ -57,14 +58,14 @@ def decode(table: Any, column: str) -> NDArray[np.uint8]:
 
     wanted = table.features[column].mode
     table = table.select_columns([column]).cast_column(column, Image(decode=False))
-    head = bytes([_FORMAT]) + str(wanted).encode()
+    head = bytes([_FORMAT]) + str(wanted).encode() + (b"" if side is None else b"%d" % side)
     key = disk_cache.hash_of(head, (data for _, data in _encoded(table, column)))
     folder = disk_cache.cache_dir() / "images" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(f".{folder.name}-", folder.parent) as stage:
             with naming(folder):
-                _write(table, column, wanted, stage / "values.npy")
+                _write(table, column, wanted, side, stage / "values.npy")
             disk_cache.publish(stage, folder)
     values: NDArray[np.uint8] = np.load(folder / "values.npy", mmap_mode="r")
     return values
@@ -85,7 +86,7 @@ def _encoded(table: Any, column: str) -> Iterator[tuple[str, bytes]]:
             raise InputError(f"{name}: can't read {path}: {error.strerror}") from None
 
 
-def _write(table: Any, column: str, wanted: str | None, path: Path) -> None:
+def _write(table: Any, column: str, wanted: str | None, side: int | None, path: Path) -> None:
     values: Any = None
     first: Any = None
     is_grey = wanted in GREY
@@ -93,15 +94,22 @@ def _write(table: Any, column: str, wanted: str | None, path: Path) -> None:
         image = opened(data, name)
         if values is None:
             first, is_grey = image, is_grey or (wanted is None and image.mode in GREY)
-            shape = (len(table), 1 if is_grey else 3, image.height, image.width)
+            height, width = side or image.height, side or image.width
+            shape = (len(table), 1 if is_grey else 3, height, width)
             values = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-        in_colour = is_grey and wanted is None and image.mode not in GREY
-        if image.size != first.size or in_colour:
+        if is_grey and wanted is None and image.mode not in GREY:
             raise InputError(
-                f"images must have one size: {name} is {image.width}x{image.height} {image.mode}, "
-                f"row 0 is {first.width}x{first.height} {first.mode}"
+                f"pictures must all be grey, as row 0 is, or the first one in colour: {name} is "
+                f"{image.mode}"
             )
-        values[number] = pixels(image, values.shape[1], name)
+        if image.size != first.size and side is None:
+            raise InputError(
+                f"pictures must have one size: {name} is {image.width}x{image.height}, row 0 is "
+                f"{first.width}x{first.height}; data.picture_size = {min(first.size)}, or another "
+                "number of pixels, makes all squares of it"
+            )
+        one = pixels(image, values.shape[1], name)[None]
+        values[number] = Images(one).resized(height, width).values[0]
     if values is not None:
         values.flush()
 

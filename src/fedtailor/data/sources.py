@@ -158,7 +158,7 @@ def load_data(
     if groups is not None:
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
         drawn = np.setdiff1d(drawn, nobodys)
-    labelled, values = rows, columns.read(rows)
+    labelled, values = rows, _read(columns, rows, config.picture_size)
     inputs, rows, labels = _inputs(values, rows, targets, objective, config, tokenizer)
     told = partial(of_rows, groups=groups, names=client_names)
     blanks = [
@@ -424,8 +424,18 @@ def _draw_rows(count: int, limit: int | None, split: str, skip: int = 0) -> Indi
     return np.sort(rows)
 
 
+def _read(columns: Columns, rows: Indices, side: int | None) -> list[Any] | NDArray[Any]:
+    """The inputs of some rows; pictures as squares with such a ``side``, if one is given."""
+    values = columns.read(rows)
+    if side is None:
+        return values
+    if isinstance(values, list):
+        raise InputError(f"data.picture_size = {side} is for pictures; leave it out for texts")
+    return Images(values).resized(side, side).values
+
+
 def _inputs(
-    values: list[Any] | NDArray[np.uint8],
+    values: list[Any] | NDArray[Any],
     rows: Indices,
     targets: Targets | None,
     objective: Objective,

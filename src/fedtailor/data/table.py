@@ -152,6 +152,8 @@ class Images:
 
     def resized(self, height: int, width: int) -> Images:
         """Return the images at another size in pixels (bilinear, bytes rounded), in memory."""
+        if self.values.shape[2:] == (height, width):
+            return self
         values = torch.from_numpy(np.array(self.values))
         sized = F.interpolate(values.float(), (height, width), mode="bilinear", antialias=True)
         rounded = sized if values.is_floating_point() else sized.round().clamp(0, 255)

@@ -19,6 +19,7 @@ from . import class_folders, conll
 from .by_user import files_of, rows_by_user
 from .columns import named_pair, usual_column
 from .config import DataConfig
+from .images import PICTURES
 from .names import check_names
 
 Kind = Literal["integer", "number", "text"]
@@ -37,6 +38,7 @@ _BINARY = {  # how files begin that are no text
     b"\x1f\x8b": "a gzip archive",
     b"PAR1": "a parquet file",
 }
+_FIRST = 100  # rows by which a column is known
 _SEPARATORS = (",", ";", "\t")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 _EXACT = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes it: "7", but not "007"
@@ -132,9 +134,35 @@ def _splits_of(path: Path, name: str) -> tuple[Path, Path] | None:
 
 def _read(path: Path, name: str) -> Any:
     kind = FORMATS[path.suffix]
-    if kind == "csv":
-        return _csv_table(path, name)
-    return conll.conll_table(path, name) if kind == "conll" else _by_datasets(path, name)
+    if kind == "conll":
+        return conll.conll_table(path, name)
+    read = _csv_table if kind == "csv" else _by_datasets
+    return _with_pictures(read(path, name), path.absolute().parent)
+
+
+def _with_pictures(table: Any, folder: Path) -> Any:
+    """A table with the pictures themselves where a column names their files, from ``folder`` on."""
+    from datasets import Image
+
+    first = table.data.select(_texts(table)).slice(0, _FIRST).to_pydict()
+    for name in first:
+        some = next(filter(None, first[name]), "")
+        if (
+            _names_picture(some)
+            and (folder / some).is_file()
+            and all(cell is None or _names_picture(cell) for cell in table[name])
+        ):
+            paths = [cell and str(folder / cell) for cell in table[name]]
+            table = table.remove_columns(name).add_column(name, paths).cast_column(name, Image())
+    return table
+
+
+def _names_picture(cell: str) -> bool:
+    return cell.lower().endswith(PICTURES)
+
+
+def _texts(table: Any) -> list[str]:
+    return [name for name, kind in table.features.items() if getattr(kind, "dtype", "") == "string"]
 
 
 def _check_file(path: Path, name: str) -> None:
@@ -277,7 +305,8 @@ def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:
 
 def with_all_numbers(table: Any) -> Any:
     """A csv table, which holds texts alone, with numbers in the columns that hold nothing else."""
-    return _converted(table, {k: kind_of(v, exact=True) for k, v in table[:].items()})
+    texts = table.select_columns(_texts(table))[:]
+    return _converted(table, {name: kind_of(cells, exact=True) for name, cells in texts.items()})
 
 
 def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
