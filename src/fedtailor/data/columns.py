@@ -62,7 +62,12 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     """Return the columns of one or two ``datasets.Dataset``, the training rows and the official
     test split; where ``config`` names no columns, those with usual names are used. Raises
     InputError where a column is missing or holds something else, or the two tables differ in it."""
-    features, objective = dict(train.features), objective_of(config.task)
+    objective = objective_of(config.task)
+    if objective.joins_columns:
+        joined = [None if one is None else _joined(one, config, objective) for one in (train, test)]
+        train, test = joined
+        config = replace(config, text=None, text_pair=None, label=None)
+    features = dict(train.features)
     labels: tuple[str, ...] = ()
     client = None
     if config.task is None and config.label is None:
@@ -117,10 +122,47 @@ def first_values(table: Any) -> dict[str, list[Any]]:
 def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
     """The inputs of all rows of a ``datasets.Dataset``, whose targets need not be there. Raises
     InputError as `of_tables` does."""
+    if objective.joins_columns:
+        table = _joined(table, config, objective, answered=False)
+        config = replace(config, text=None, text_pair=None, label=None)
     label = config.label or usual_column(objective.target_names, table.column_names)
     labels = label if isinstance(label, tuple) else (label,)
     sources = _input_columns(dict(table.features), config, objective, {*labels, config.client})
     return _reader(table, sources, objective, config.picture_size)(np.arange(len(table)))
+
+
+def _joined(table: Any, config: DataConfig, objective: Objective, *, answered: bool = True) -> Any:
+    """The table with a column of inputs that are made of several others."""
+    values = joined_inputs(
+        table.column_names, config, objective, lambda name: table[name][:], answered=answered
+    )
+    (name,) = objective.input_names
+    kept = table.remove_columns(name) if name in table.column_names else table
+    return kept.add_column(name, values)
+
+
+def joined_inputs(
+    columns: Sequence[str],
+    config: DataConfig,
+    objective: Objective,
+    cells_of: Callable[[str], Sequence[Any]],
+    *,
+    answered: bool = True,
+) -> list[str]:
+    """The inputs that are made of several columns, ``answered`` with targets. Raises InputError
+    where a column is missing."""
+    label = config.label if isinstance(config.label, str) else None
+    if not answered and label not in columns:
+        label = None
+    used = objective.joined(columns, config.text, config.text_pair, label)
+    for name in filter(None, used):
+        find_column(columns, name, (), "data.text, data.text_pair or data.label")
+    if (answered and not used[-1]) or not any(used):
+        raise InputError(
+            f"no columns have usual names for the task {objective.name!r}: messages, or prompt and "
+            f"response; name them with data.text and data.label; columns: {', '.join(columns)}"
+        )
+    return objective.conversations([cells_of(name) if name else None for name in used])
 
 
 def _reader(
@@ -201,6 +243,8 @@ def named_pair(
     """The columns of the two texts of an input, by role: those that are named, or of the columns
     ``texts`` two that are called like a pair; none where an input is one text. Raises InputError
     where the task can't have pairs, or one of the two is named alone."""
+    if objective.joins_columns:
+        return {}
     if objective.second_names:
         return {
             "text": config.text or usual_column(objective.input_names, texts),

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..user_code import FROM_PYTHON
-from .columns import Columns, find_column, named_pair, of_flags
+from .columns import Columns, find_column, joined_inputs, named_pair, of_flags
 from .config import DataConfig
 from .images import picture_array
 from .other_tasks import check_default
@@ -84,7 +84,13 @@ class Data:
         ['a', 'b']
         """
         objective = objective_of(task)
-
+        if objective.joins_columns:
+            own = DataConfig(text=text, text_pair=text_pair, label=_columns(label), task=task)
+            tables = [
+                None if one is None else _joined(one, own, objective) for one in (frame, test)
+            ]
+            frame, test = tables
+            text, text_pair, label = objective.input_names[0], None, None
         if task is None and label is None:
             columns = {str(name): frame[name].tolist()[:_FIRST] for name in frame}
             check_default(columns, "")
@@ -310,6 +316,13 @@ class _Arrays:
         return _Arrays(inputs, labels, clients)
 
 
+def _joined(frame: pd.DataFrame, config: DataConfig, objective: Objective) -> pd.DataFrame:
+    """The table with a column of inputs that are made of several others."""
+    names = [str(name) for name in frame.columns]
+    values = joined_inputs(names, config, objective, lambda name: _plain(frame[name].tolist()))
+    return frame.assign(**{objective.input_names[0]: values})
+
+
 def _plain(values: Sequence[Any]) -> list[Any]:
     """NumPy's scalars and arrays as Python's values."""
     return [value.tolist() if hasattr(value, "tolist") else value for value in values]
@@ -321,6 +334,8 @@ def _is_pair(value: Any) -> bool:
 
 def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     """N texts, pairs or lists of words, or pictures ``[N, C, H, W]``, uint8 or float32."""
+    if objective.joins_columns:
+        values = objective.conversations([values])
     first = next((value for value in values if value is not None), None)
     of_texts = isinstance(first, list | tuple) and all(isinstance(part, str) for part in first)
     if isinstance(first, str) or of_texts:

@@ -85,6 +85,7 @@ def _key(
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None  # those of the tokenizer's last call
     special = [tokenizer.eos_token_id, filler(tokenizer), tokenizer.model_input_names]
+    special.append(getattr(tokenizer, "chat_template", None))
     parts = [_FORMAT, max_length, objective.name, targets is None, special, content]
     head = json.dumps(parts, sort_keys=True).encode()
     return disk_cache.hash_of(head, map(bytes_of, [*values, *(() if targets is None else targets)]))

@@ -84,7 +84,8 @@ def read_rows(
     if source != "-" and not path.exists():
         raise missing_file(source)
     is_conll = path.suffix == ".txt" and path.is_file() and looks_like_conll(path)
-    is_table = is_conll or path.suffix in {*TABLES} - ({".txt"} if images else {*_READ_HERE})
+    whole = images or objective_of_data(data).joins_columns
+    is_table = is_conll or path.suffix in {*TABLES} - ({".txt"} if whole else {*_READ_HERE})
     if is_table or (files_of(path) and not images):
         return _as_training_reads(source, data, text, images=images)
     if images:

@@ -20,6 +20,8 @@ class ModelConfig:
     # instead of a name: "file.py:function", which returns an nn.Module or `fedtailor.from_module`'s
     # backbone; the path is relative to the experiment file
     factory: str | None = None
+    # how a conversation becomes a text: "alpaca", "chatml" or a template in Jinja's language
+    chat_template: str | None = None
     # text classification: "mean" over the real tokens and a linear head, or "native", the
     # architecture's own classifier (decoders: the last real token); None: the built-in's, or native
     pooling: Literal["mean", "native"] | None = None

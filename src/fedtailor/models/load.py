@@ -19,6 +19,7 @@ from ..task.backbone import Backbone
 from ..task.batch_norm import BatchNormMode
 from ..user_code import load, own_faults
 from .blocks import find_blocks, find_head
+from .chat import chat_template
 from .cnn import Network
 from .config import MOST_SIDE, ModelConfig
 from .inputs import ImageInputs, ModuleInputs, Prepare
@@ -159,6 +160,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
+    if config.chat_template is not None:
+        tokenizer.chat_template = chat_template(config.chat_template)
     return tokenizer
 
 
@@ -221,7 +224,16 @@ def from_module(
 def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backbone:
     """The backbone of ``config.factory``."""
     default = ModelConfig()
-    for name in ("name", "revision", "pooling", "dropout", "image_size", "width", "attention"):
+    for name in (
+        "name",
+        "revision",
+        "pooling",
+        "dropout",
+        "image_size",
+        "width",
+        "attention",
+        "chat_template",
+    ):
         if getattr(config, name) != getattr(default, name):
             value = getattr(config, name)
             raise InputError(

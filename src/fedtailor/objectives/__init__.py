@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import unknown
 from .causal_lm import CausalLM
 from .classification import Classification
+from .instruct import Instruct
 from .multi_label import MultiLabel
 from .objective import Objective
 from .question_answering import QuestionAnswering
@@ -22,6 +23,7 @@ OBJECTIVES: dict[str, Objective] = {
         TokenClassification(),
         QuestionAnswering(),
         CausalLM(),
+        Instruct(),  # before those that read an input and an output
         Seq2Seq(),
     )
 }
@@ -31,6 +33,7 @@ __all__ = [
     "OBJECTIVES",
     "CausalLM",
     "Classification",
+    "Instruct",
     "MultiLabel",
     "QuestionAnswering",
     "Regression",

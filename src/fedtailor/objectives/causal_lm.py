@@ -37,7 +37,8 @@ class Exported(ABC):
         """
         import torch
 
-        ids = self.batch([text])["input_ids"]
+        ids = self.prompt(text)
+        said = ids.shape[1] if self.about.get("chat") else 0  # tokens that are not repeated
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit
         room = tokens if positions is None else min(tokens, positions - ids.shape[1])
         for _ in range(room):
@@ -46,7 +47,18 @@ class Exported(ABC):
             if int(following) in self.about["ends"]:
                 break
             ids = torch.cat([ids, following[:, None]], 1)
-        return str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
+        return str(self.tokenizer.decode(ids[0, said:], skip_special_tokens=True))
+
+    def prompt(self, text: str) -> Tensor:
+        """Return the tokens to go on from; a chat model's user says the text."""
+        found: Any = self.batch([text])
+        if self.about.get("chat"):
+            turns = [{"role": "user", "content": text}]
+            found = self.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            )
+        ids: Tensor = found["input_ids"]
+        return ids
 
     @abstractmethod
     def logits(self, batch: dict[str, Tensor]) -> Tensor:

@@ -96,6 +96,7 @@ class Objective(ABC):
     target_names: ClassVar[tuple[str, ...]] = ()  # usual names of the target's column; (): none
     takes_pairs: ClassVar[bool] = False  # an input may be two texts
     reads_words: ClassVar[bool] = False  # an input is a list of words
+    joins_columns: ClassVar[bool] = False  # an input is made of several columns: `joined`
     keeps_rows: ClassVar[bool] = False  # what is compared are the rows' own inputs and targets
     takes_flags: ClassVar[bool] = False  # the targets may be several columns of 0 and 1
     names_classes: ClassVar[bool] = False  # the data name classes
@@ -170,6 +171,16 @@ class Objective(ABC):
             InputError: the column holds something else.
         """
         return None
+
+    def joined(
+        self, columns: Sequence[str], text: str | None, second: str | None, answer: str | None
+    ) -> tuple[str, ...]:
+        """Return which ``columns`` an input is made of; the others are those that are named."""
+        raise NotImplementedError
+
+    def conversations(self, columns: Sequence[Sequence[Any] | None]) -> list[str]:
+        """Return the inputs that are made of the columns `joined` names, as texts."""
+        raise NotImplementedError
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return which columns of a table this task reads, if the table is surely one of its kind;

@@ -206,7 +206,7 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield _line("text" if is_text else "image", roles.source)
     if roles.pair is not None:
         yield _line("text_pair", roles.pair, "the second text of each input")
-    if roles.label is None:
+    if roles.task == CausalLM.name:
         yield _line("task", CausalLM.name, "a language model, trained on the texts alone")
     elif roles.task == Regression.name:
         yield _line("task", roles.task, "numbers to predict")
@@ -215,11 +215,15 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
         yield _line("label", roles.label, f"{len(survey.counts(*roles.labels))} classes")
     else:
         yield _line("task", roles.task)
-        yield _line("label", roles.label)
+        if roles.label is not None:
+            yield _line("label", roles.label)
     if roles.client is not None:
         yield _line("client", roles.client, "the column that names the client")
     if is_text:
-        tokens = survey.tokens(roles.source, *([] if roles.pair is None else [roles.pair]))
+        read = [roles.source, *([] if roles.pair is None else [roles.pair])]
+        if OBJECTIVES[roles.task].joins_columns:  # the answer, too
+            read += roles.labels
+        tokens = survey.tokens(*read)
         yield _line("max_length", tokens, "tokens; longer texts are cut")
 
 

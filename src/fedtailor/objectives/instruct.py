@@ -1,0 +1,223 @@
+"""Instructions: a decoder reads a conversation, and learns the turns of the assistant alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, brief
+from .causal_lm import CausalLM
+from .encoding import Example
+from .objective import IGNORED, Roles
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}  # other words for roles
+_WHOLE = ("messages", "conversations", "conversation")  # usual names of a column of messages
+_PROMPT = ("instruction", "prompt", "question")  # and of the columns of one turn
+_CONTEXT = ("input", "context")
+_ANSWER = ("output", "response", "completion", "answer")
+_SYSTEM = "system"
+
+Turns = list[dict[str, str]]
+"""The messages of a conversation, each with its ``role`` and ``content``."""
+
+
+class Instruct(CausalLM):
+    """An input is a conversation, as JSON, or the words of a user. The tokenizer's chat template
+    turns it into a text; the targets are the tokens of the assistant's turns, with their ends."""
+
+    name = "instruct"
+    input_names = ("conversation",)
+    joins_columns = True
+
+    def joined(
+        self, columns: Sequence[str], text: str | None, second: str | None, answer: str | None
+    ) -> tuple[str, ...]:
+        """Return which columns a conversation is made of, by usual names where none is given: that
+        of messages, or system prompt, prompt, context and answer."""
+
+        def usual(name: str | None, names: Sequence[str]) -> str:
+            return name or next((one for one in names if one in columns), "")
+
+        is_whole = text in (None, *_WHOLE) or not usual(None, _ANSWER)
+        if is_whole and not (second or answer) and (whole := usual(text, _WHOLE)):
+            return (whole,)
+        system = usual(None, (_SYSTEM,))
+        prompt, context = usual(text, _PROMPT), usual(second, _CONTEXT)
+        context = "" if context == prompt else context
+        return system, prompt, context, usual(answer, _ANSWER)
+
+    def conversations(self, columns: Sequence[Sequence[Any] | None]) -> list[str]:
+        """Return the rows of the columns that `joined` names as JSON; None for one that is absent.
+
+        Raises:
+            InputError: a row is no conversation.
+        """
+        if len(columns) == 1:
+            return [_written(turns_of(cell, row)) for row, cell in enumerate(columns[0] or ())]
+        rows = max(len(column) for column in columns if column is not None)
+        texts = [[""] * rows if column is None else _texts(column) for column in columns]
+        return [
+            _written(
+                [
+                    *([{"role": "system", "content": system}] if system else []),
+                    {"role": "user", "content": "\n\n".join(filter(None, (prompt, context)))},
+                    *([{"role": "assistant", "content": answer}] if answer else []),
+                ]
+            )
+            for system, prompt, context, answer in zip(*texts, strict=True)
+        ]
+
+    def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
+        """Return a column of messages, or an instruction and its answer, by their usual names."""
+        for name in _WHOLE:
+            first = next((cell for cell in columns.get(name, ()) if cell), None)
+            if isinstance(first, list) and isinstance(first[0], dict):
+                return {"text": name}
+        prompt = next((name for name in ("instruction", "prompt") if name in columns), None)
+        if prompt is None:
+            return {}
+        found = {
+            "text": prompt,
+            "text_pair": next((name for name in _CONTEXT if name in columns), ""),
+            "label": next((name for name in _ANSWER if name in columns), ""),
+        }
+        return {role: name for role, name in found.items() if name} if found["label"] else {}
+
+    def encode(
+        self,
+        values: Sequence[Any],
+        targets: Sequence[Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Iterator[Example]:
+        """Yield the tokens of each conversation, and as labels those that are learned. Of one that
+        is too long the last turn stays, and as much before it as there is room for.
+
+        There are no tokens of a conversation in which the assistant says nothing.
+        """
+        for value in values:
+            ids, learned = _tokens(turns_of(value), tokenizer)
+            at = np.flatnonzero(learned)
+            if not len(at):
+                yield Example([])
+                continue
+            last = at[np.flatnonzero(np.diff(at, prepend=-2) > 1)[-1]]  # where its last turn begins
+            start = max(0, min(last - 1, at[-1] + 1 - max_length))
+            end = min(at[-1] + 1, start + max_length)
+            labels = [i if ok else IGNORED for i, ok in zip(ids, learned, strict=True)]
+            yield Example(ids[start:end], end - start <= at[-1], None, labels[start:end])
+
+    def encode_prompts(
+        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> Iterator[Example]:
+        """Yield the tokens of each conversation up to its last answer, which the model is to give;
+        of one that is too long the last ones."""
+        for value in values:
+            turns = turns_of(value)
+            while turns and turns[-1]["role"] == "assistant":
+                turns.pop()
+            text = _rendered(turns, tokenizer, prompt=True)
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            yield Example(ids[-max_length:], len(ids) > max_length)
+
+    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
+        return np.zeros((rows, tokens), np.int64)
+
+    def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the token after each, of those that are learned."""
+        from torch.nn import functional as F
+
+        return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+
+    def described(self) -> dict[str, Any]:
+        return {"chat": True}
+
+
+def turns_of(value: Any, row: int = 0) -> Turns:
+    """Return the messages of a conversation: a list of them, JSON of it, or a user's words.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> turns_of("Hello")
+    [{'role': 'user', 'content': 'Hello'}]
+    """
+    if isinstance(value, str):
+        if not value.startswith('[{"'):
+            return [{"role": "user", "content": value}]
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return [{"role": "user", "content": value}]
+    turns = []
+    for message in value if isinstance(value, list | tuple) else [None]:
+        one = message if isinstance(message, dict) else {}
+        role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise InputError(
+                f"row {row + 1} has {brief(message, 60)} as a message of a conversation; each "
+                "needs a role and a content (or from and value), both texts"
+            )
+        turns.append({"role": _ROLES.get(role, role), "content": content})
+    return turns
+
+
+def _written(turns: Turns) -> str:
+    return json.dumps(turns, ensure_ascii=False)
+
+
+def _texts(column: Sequence[Any]) -> list[str]:
+    return ["" if cell is None or cell != cell else str(cell) for cell in column]
+
+
+def _tokens(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
+    """The tokens of a conversation, and which of them the assistant says.
+
+    A template may mark them; else they are what its text has more with a turn than with the
+    beginning of that turn.
+    """
+    if "{% generation" in (tokenizer.chat_template or "").replace("{%-", "{%"):
+        marked: Any = tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return marked["input_ids"], [bool(one) for one in marked["assistant_masks"]]
+    text = _rendered(turns, tokenizer)
+    spans = []
+    for number, turn in enumerate(turns):
+        if turn["role"] == "assistant":
+            before = _rendered(turns[:number], tokenizer, prompt=True) if number else ""
+            after = _rendered(turns[: number + 1], tokenizer)
+            if not (text.startswith(after) and after.startswith(before)):
+                raise InputError(
+                    "the chat template writes earlier turns otherwise once others follow; give "
+                    "model.chat_template, one that marks the answers with {% generation %}"
+                )
+            spans.append((len(before), len(after)))
+    whole = tokenizer(text, add_special_tokens=False, verbose=False).encodings[0]
+    starts = [start for start, _ in whole.offsets]
+    return whole.ids, [any(a <= start < b for a, b in spans) for start in starts]
+
+
+def _rendered(turns: Turns, tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False) -> str:
+    from jinja2.exceptions import TemplateError
+
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "the tokenizer has no chat template, by which a conversation becomes a text; name one: "
+            "model.chat_template = 'alpaca', or a file"
+        )
+    try:
+        text: Any = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=prompt
+        )
+    except TemplateError as error:
+        raise InputError(f"the chat template refuses {brief(turns, 80)}: {error}") from None
+    return str(text)
