@@ -47,7 +47,11 @@ BART = transformers.BartConfig(
     decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=40,
     dropout=0.0, pad_token_id=0, decoder_start_token_id=102,
 )  # fmt: skip
-MODELS = {"causal-lm": [DECODER], "seq2seq": [T5, BART]}
+MARKED = (
+    "{% for one in messages %}{% if one.role == 'assistant' %}{% generation %}{{ one.content }} "
+    "[SEP]{% endgeneration %}{% else %} [CLS] {{ one.content }} [SEP] {% endif %}{% endfor %}"
+)
+MODELS = {"causal-lm": [DECODER], "instruct": [DECODER], "seq2seq": [T5, BART]}
 
 
 def examples() -> tuple[list[str], list[float]]:
@@ -87,9 +91,27 @@ def questions() -> tuple[list[tuple[str, str]], list[Any]]:
     return pairs, answers
 
 
+def conversations() -> list[list[dict[str, str]]]:
+    """A question of one word or two, and the text as its answer; half of them go on."""
+    found = []
+    for number, text in enumerate(examples()[0]):
+        words = text.split()
+        turns = [(" ".join(words[:2]), " ".join(words[2:6])), (words[-1], " ".join(words[6:9]))]
+        found.append(
+            [
+                {"role": role, "content": content}
+                for turn in turns[: 1 + number % 2]
+                for role, content in zip(("user", "assistant"), turn, strict=True)
+            ]
+        )
+    return found
+
+
 def data_of(kind: str) -> ft.Data:
     if kind == "question-answering":
         return ft.Data.from_arrays(*questions(), task=kind)
+    if kind == "instruct":
+        return ft.Data.from_arrays(conversations(), task=kind)
     texts, numbers = examples()
     if kind == "token-classification":
         return ft.Data.from_arrays(*sentences(), task=kind)
@@ -190,6 +212,7 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(
     kind: str, architecture: Any, own_loss: Any, tmp_path: Path
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(get_model_path()))
+    tokenizer.chat_template = MARKED  # conversations have one
     auto = OBJECTIVES[kind].auto_classes["text"]
     folder = save(tmp_path / kind, architecture, auto)
     tokenizer.save_pretrained(folder)

@@ -113,7 +113,7 @@ class Instruct(CausalLM):
             start = max(0, min(last - 1, at[-1] + 1 - max_length))
             end = min(at[-1] + 1, start + max_length)
             labels = [i if ok else IGNORED for i, ok in zip(ids, learned, strict=True)]
-            yield Example(ids[start:end], end - start <= at[-1], None, labels[start:end])
+            yield Example(ids[start:end], bool(end - start <= at[-1]), None, labels[start:end])
 
     def encode_prompts(
         self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int

@@ -1,0 +1,160 @@
+"""Conversations: whose turns are learned, what stays of a long one, from a table to an export."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from fedtailor.cli.main import main
+from fedtailor.errors import InputError
+from fedtailor.models.chat import TEMPLATES
+from fedtailor.objectives import Instruct
+from fedtailor.objectives.instruct import turns_of
+from fedtailor.objectives.objective import IGNORED
+from tests.models.small import CAUSAL, DECODERS, save
+
+TASK = Instruct()
+WORDS = [
+    *("a", "bed", "for", "each", "patient", "is", "free", "here", "there", "you", "work"),
+    *("user", "assistant", "system"),
+]
+CHATML = (  # as many models have it: it marks nothing
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHAT = [
+    {"role": "system", "content": "you work here"},
+    {"role": "user", "content": "a bed"},
+    {"role": "assistant", "content": "is free"},
+    {"role": "user", "content": "for each patient"},
+    {"role": "assistant", "content": "there is"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = ["[PAD]", "<|im_start|>", "<|im_end|>", "[UNK]"]
+    made = Tokenizer(models.WordLevel({w: at for at, w in enumerate([*special, *WORDS])}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", eos_token="<|im_end|>", unk_token="[UNK]",
+        additional_special_tokens=["<|im_start|>"], chat_template=CHATML,
+    )  # fmt: skip
+
+
+def learned(tokenizer: Any, turns: Any, max_length: int = 99) -> tuple[str, str, bool]:
+    """A conversation, and what of it is learned, in words; whether something is cut."""
+    (one,) = TASK.encode([json.dumps(turns)], None, tokenizer, max_length)
+    assert one.labels is not None
+    told = [token for token in one.labels if token != IGNORED]
+    assert all(a in (b, IGNORED) for a, b in zip(one.labels, one.ids, strict=True))
+    return *(tokenizer.decode(some).replace(" <", "<") for some in (one.ids, told)), one.is_cut
+
+
+@pytest.mark.parametrize("template", [CHATML, TEMPLATES["chatml"]], ids=["by text", "by marks"])
+def test_every_turn_of_the_assistant_is_learned_with_its_end(tokenizer: Any, template: str) -> None:
+    tokenizer.chat_template = template
+    text, told, is_cut = learned(tokenizer, CHAT)
+    assert told == "is free<|im_end|> there is<|im_end|>"
+    assert text.startswith("<|im_start|> system you work here<|im_end|><|im_start|> user a bed")
+    assert not is_cut
+    tokenizer.chat_template = CHATML
+
+
+@pytest.mark.parametrize(
+    ("max_length", "kept", "told"),
+    [
+        (15, "assistant is free<|im_end|>", "is free<|im_end|> there is<|im_end|>"),
+        (7, "patient<|im_end|><|im_start|> assistant there", "there is<|im_end|>"),
+        (3, "assistant there is", "there is"),
+    ],
+)
+def test_of_a_long_conversation_the_last_answer_stays(
+    tokenizer: Any, max_length: int, kept: str, told: str
+) -> None:
+    text, found, is_cut = learned(tokenizer, CHAT, max_length)
+    assert (found, is_cut) == (told, True)
+    assert kept in text
+
+
+def test_rows_of_every_form_are_the_same_conversation() -> None:
+    whole = json.dumps(CHAT[:3])
+    shared = [
+        {"from": "system", "value": "you work here"},
+        {"from": "human", "value": "a bed"},
+        {"from": "gpt", "value": "is free"},
+    ]
+    (messages,) = TASK.joined(["id", "messages"], None, None, None)
+    assert messages == "messages"
+    assert TASK.conversations([[CHAT[:3], shared, whole]]) == [whole] * 3
+    names = TASK.joined(["output", "instruction", "input", "system"], None, None, None)
+    assert names == ("system", "instruction", "input", "output")
+    (parts,) = TASK.conversations([["you work here"], ["a bed"], [None], ["is free"]])
+    assert parts == whole
+    assert TASK.joined(["ask", "say"], "ask", None, "say") == ("", "ask", "", "say")
+    assert TASK.recognised({"prompt": ["a"], "completion": ["b"]}) == {
+        "text": "prompt", "label": "completion",
+    }  # fmt: skip
+    assert TASK.recognised({"messages": [CHAT]}) == {"text": "messages"}
+
+
+@pytest.mark.parametrize("wrong", [[{"role": "user"}], [{"role": 1, "content": "a"}], ["a"], 3])
+def test_what_is_no_conversation_is_named(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"row 8 has .* each needs a role and a content"):
+        turns_of(wrong, 7)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{{ messages | length }} {% for m in messages %}{{ m.content }} {% endfor %}"
+    )
+    with pytest.raises(InputError, match="writes earlier turns otherwise"):
+        learned(tokenizer, CHAT)
+    tokenizer.chat_template = None
+    with pytest.raises(InputError, match="no chat template"):
+        learned(tokenizer, CHAT)
+    tokenizer.chat_template = CHATML
+
+
+@pytest.mark.slow
+def test_answers_end_and_are_the_same_in_an_export(
+    tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "model", DECODERS["llama"], CAUSAL)
+    tokenizer.save_pretrained(tmp_path / "model")
+    teams = {"ward": "a bed is free", "desk": "you work here"}
+    rows = [
+        {"prompt": prompt, "response": answer, "team": team}
+        for team, answer in teams.items()
+        for prompt in ("here", "there", "patient", "for each", "bed")
+        for _ in range(4)
+    ]
+    Path("teams.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["new", "teams.jsonl", "--client", "team", "--model", "model"]) == 0
+    capsys.readouterr()
+    settings = [
+        "rounds=4", 'methods=["local"]', "local.epochs=8", "methods.local.trainable=full",
+        "methods.local.optimiser.lr=0.02", "evaluate.every=4",
+    ]  # fmt: skip
+    assert main(["run", "teams.toml", *(x for one in settings for x in ("--set", one))]) == 0
+    capsys.readouterr()
+    Path("ask.jsonl").write_text(json.dumps({"prompt": "there"}))
+    for team, answer in teams.items():
+        asked = ["predict", "runs/teams", "--client", team, "--input", "ask.jsonl"]
+        assert main([*asked, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["text"] == answer
+        assert main(["export", "runs/teams", "--client", team, "--out", team]) == 0
+        done = subprocess.run(
+            [sys.executable, f"{team}/use.py", "there"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == answer
+        capsys.readouterr()
