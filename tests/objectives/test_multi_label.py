@@ -84,6 +84,7 @@ def test_a_name_of_a_class_is_not_split() -> None:
         ([None, "", None], "no row of the training split has labels; .* an empty list"),
         ([["a"], [], ["a"]], "has 1 label; the task 'multi-label' needs two or more"),
         ([[], [], []], "has 0 labels"),
+        ([[1, 0], [2, 1], [0, 0]], "holds .0, 0. in row 3, a number twice; write 0 or 1"),
         ([["a", "b"], ["a"], ["c"]], "unknown label 'c' in row 1 of the test rows; allowed: a, b"),
     ],
 )

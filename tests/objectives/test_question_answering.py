@@ -203,6 +203,12 @@ def test_an_answer_must_stand_in_its_context(
         list(KIND.encode(PAIRS[1:2], targets.values, tokenizer, max_length))
 
 
+def test_a_csv_file_may_hold_answers_as_json_or_python_writes_them() -> None:
+    cells = ['{"text": ["bed"], "answer_start": [4]}', "{'text': [], 'answer_start': []}", "{x}"]
+    values = KIND.targets(Cells(cells, 3)).values
+    assert [*values] == [[["bed", 4, 1]], [], [["{x}", None, 3]]]
+
+
 def test_unknown_answers_are_left_out() -> None:
     cells = [None, {"text": None, "answer_start": None}, "", [], "bed"]
     assert KIND.targets(Cells(cells[:1] + cells[2:], 4)).is_known.tolist() == [False, False, 1, 1]

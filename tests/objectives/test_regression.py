@@ -57,6 +57,7 @@ def test_predictions_are_in_the_unit_of_the_targets() -> None:
     [
         ([1.0, "warm", 2.0], "column 'fever' holds 'warm' in row 2: the task .* numbers"),
         ([1.0, float("inf"), 2.0], "column 'fever' holds inf in row 2"),
+        ([10**400, 1.0, 2.0], "column 'fever' holds 1000.* in row 1: the task .* numbers"),
         ([True, False, True], "column 'fever' holds True in row 1"),
         ([None, None, None], "no row of the training split has a number"),
     ],

@@ -104,7 +104,7 @@ def test_entity_f1_is_that_of_another_count() -> None:
         true = [[names[n] for n in draw.integers(0, 6, 9)] for _ in range(8)]
         found = [[t if draw.random() < 0.7 else names[draw.integers(6)] for t in s] for s in true]
         assert entity_f1(true, found) == pytest.approx(counted(true, found), abs=1e-12)
-    # as seqeval 1.2.2 says
+    # by hand: three true entities and four predicted, two of them right: 2 * 2 / (3 + 4)
     true = [["B-PER", "I-PER", "O", "B-LOC"], ["I-LOC", "O"]]
     assert entity_f1(true, [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "I-PER"]]) == 4 / 7
     assert np.isnan(entity_f1([["O"]], [["B-PER"]]))
@@ -122,6 +122,16 @@ def test_entity_f1_is_that_of_another_count() -> None:
 def test_what_is_no_list_of_tags_is_named(values: list[Any], message: str) -> None:
     with pytest.raises(ft.InputError, match=message):
         TASK.targets(Cells(values, 2, place="column 'ner'"))
+
+
+@pytest.mark.parametrize("word", [None, ["b"], float("nan")])
+def test_what_is_no_word_is_named(word: Any, tokenizer: Any) -> None:
+    tags = TASK.targets(Cells([["O", "O"]], 1)).values
+    with pytest.raises(ft.InputError, match=r"the words \['a', .*\] hold .*; words are texts"):
+        list(TASK.encode([["a", word]], tags, tokenizer, 32))
+    if word is None:
+        with pytest.raises(ft.InputError, match="texts must be lists of words"):
+            ft.Data.from_arrays([["a", word]], [["O", "O"]], task=TASK.name)
 
 
 def test_tags_come_as_lists_and_numbers_and_texts() -> None:

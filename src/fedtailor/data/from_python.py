@@ -337,7 +337,9 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     if objective.joins_columns:
         values = objective.conversations([values])
     first = next((value for value in values if value is not None), None)
-    of_texts = isinstance(first, list | tuple) and all(isinstance(part, str) for part in first)
+    of_texts = isinstance(first, list | tuple) and (
+        not first or any(isinstance(part, str) for part in first)
+    )
     if isinstance(first, str) or of_texts:
         texts = _values(list(values), "inputs")
         _check_inputs(texts, "inputs", objective)
@@ -349,9 +351,10 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     if any(hasattr(value, "convert") for value in values):
         raise InputError("inputs are PIL's images; give arrays: [np.array(i.convert('RGB')), ...]")
     try:
-        array = picture_array(np.asarray(values), "the pictures")
-    except TypeError as error:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
         raise InputError(f"inputs are neither texts nor pictures: {error}") from None
+    array = picture_array(array, "the pictures")
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[1] not in (1, 3)):
         raise InputError(
             f"pictures have the shape {array.shape}; allowed: [N, H, W], or [N, C, H, W] with 1 or "

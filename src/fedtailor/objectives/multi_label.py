@@ -255,6 +255,12 @@ class MultiLabel(Objective):
                     f"{len(names)} labels; there must be one name for each"
                 )
             lists = [None if x is None else np.flatnonzero(x).tolist() for x in lists]
+        for row, one in enumerate(lists):
+            if one and all(x in (0, 1, 2) for x in one) and len({*one}) < len(one):
+                raise InputError(
+                    f"{cells.place} holds {one} in row {cells.row_number(row)}, a number twice; "
+                    "write 0 or 1 for each label in every row, or each label once"
+                )
         rows = np.repeat(np.arange(len(lists)), [len(one or ()) for one in lists])
         flat = Cells(
             whole([label for one in lists for label in one or ()]) or (),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import Cells, is_blank
+from .cells import Cells, is_blank, parsed
 from .encoding import Example, filler
 from .objective import IGNORED, LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
 from .text_metrics import exact_match, span_f1
@@ -295,6 +295,8 @@ def _by_window(logits: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 def _answers(cell: Any) -> list[tuple[str, int | None]] | None:
     """The answers of a cell and where they begin, if it says so: an empty list where there is none;
     None where the cell holds something else, or nothing."""
+    if isinstance(cell, str) and cell.lstrip().startswith("{"):  # in a csv file
+        cell = parsed(cell) or cell
     if isinstance(cell, list) and all(isinstance(one, dict) for one in cell):
         keys = ("text", "answer_start")
         cell = {key: [one.get(key) for one in cell] for key in keys}

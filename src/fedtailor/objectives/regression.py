@@ -193,7 +193,7 @@ def _number(cells: Cells, row: int) -> float:
         return math.nan
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.inf
     if isinstance(value, bool) or abs(number) > _MOST:
         raise InputError(

@@ -100,7 +100,11 @@ def list_of(cell: Any) -> list[Any] | None:
 
 
 def _apart(words: Sequence[str]) -> list[str]:
-    """The words with a blank before each, as in a text: some tokenizers know them by it."""
+    """The words with a blank before each, as in a text: some tokenizers know them by it. Raises
+    InputError where one is no text and no number."""
+    for word in words:
+        if not isinstance(word, str | int | float) or word != word:
+            raise InputError(f"the words {brief(words, 60)} hold {brief(word)}; words are texts")
     return [f" {word}" for word in words]
 
 
