@@ -282,7 +282,8 @@ class _Server:
         received = add_prefix(self.method.send_new(self.task, server, CLIENTS), "received/")
         shared = add_prefix(self.method.global_state(self.task, server) or {}, "global/")
         part = self.blank.experiment, _RUN, self.blank.label, 0
-        head = messages.JoinRequest(*part, 1, (CLIENTS,))
+        requests = (messages.WireRequest(CLIENTS, 0, 0, 0),)
+        head = messages.RoundRequest(*part, 1, "join", requests)
         content = codec.pack(head, [{**received, **shared}])
         return [*asked, ("join", content, partial(work, site, {}))]
 
@@ -315,15 +316,13 @@ def _work(
     Raises:
         InputError: what it says is wrong.
     """
-    if codec.holds(content, messages.NodeQuery):
+    about = content.get("about")
+    if isinstance(about, ConfigRecord) and about.get("kind") == messages.NodeQuery.__name__:
         site.node_info(content, config)
         return
     try:
         answer = site.work(content, config)
-        kind = (
-            messages.JoinReply if codec.holds(answer, messages.JoinReply) else messages.RoundReply
-        )
-        results = codec.unpack(answer, kind, _ANY)[0].results
+        results = codec.unpack(answer, messages.RoundReply, _ANY)[0].results
         errors = {result.client: result.error for result in results if result.error is not None}
         for error in errors.values():
             if "prints more" in error:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedtailor.flower import client_app, serve
 from fedtailor.flower.codec import pack, unpack
-from fedtailor.flower.messages import JoinReply
+from fedtailor.flower.messages import RoundReply
 from fedtailor.inference.onboard import onboard
 from fedtailor.runs.experiment import Experiment
 from fedtailor.runs.trained import open_trained
@@ -142,15 +142,16 @@ def test_words_of_a_new_site_fill_no_log_and_control_no_terminal(
 
     def change(message: Message, reply: Message) -> Message:
         if message.metadata.group_id == "join":
-            sent, _ = unpack(reply.content, JoinReply, ANY)
-            reply.content = pack(replace(sent, label=WILD))
+            sent, _ = unpack(reply.content, RoundReply, ANY)
+            results = tuple(replace(one, kept=None, error=WILD) for one in sent.results)
+            reply.content = pack(replace(sent, results=results))
         return reply
 
     grid.change = change
     capsys.readouterr()
     serve(grid, chosen, out, backbone=bert(), timeouts=QUICK, new_clients=NEW)
     told = capsys.readouterr().err.splitlines()
-    assert any("new clients [4]: an answer about ?[2J?]0;owned" in line for line in told)
+    assert any("new client 4: ?[2J?]0;owned" in line for line in told)
     for line in told:
         assert line.isprintable()
         assert len(line) < 600

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from ..objectives import DEFAULT, OBJECTIVES
 from ..store.metrics import Metric
@@ -152,22 +153,5 @@ class Setting:
 @functools.cache
 def measured_settings() -> tuple[Setting, ...]:
     """All settings: those of the map, of the language models, and of other tasks."""
-    content = json.loads((files(__package__) / "measured.json").read_text())
-    return tuple(_setting(one) for one in content)
-
-
-def _setting(content: Mapping[str, Any]) -> Setting:
-    parts = {
-        "targets": tuple(content["targets"]),
-        "settings": tuple(content["settings"]),
-        "clients": Population(**content["clients"]),
-        "methods": {name: _method(one) for name, one in content["methods"].items()},
-    }
-    return Setting(**{**content, **parts})
-
-
-def _method(content: Mapping[str, Any]) -> Measured:
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
-    }
-    return Measured(**fields)
+    content = (files(__package__) / "measured.json").read_text()
+    return TypeAdapter(tuple[Setting, ...]).validate_json(content)

@@ -39,12 +39,9 @@ from ..runs.manifest import data_manifest
 from ..store.committed import MOST_ROLL_BACKS
 from ..store.files import write_json
 from ..task.backbone import Backbone
-from .codec import FAULTS, Limits, holds, pack, unpack
+from .codec import FAULTS, Limits, pack, unpack
 from .messages import (
     ClientReply,
-    JoinReply,
-    JoinRequest,
-    JoinResult,
     NodeInfo,
     NodeQuery,
     RoundReply,
@@ -171,15 +168,13 @@ class Site:
         return pack(node_info)
 
     def work(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to a `RoundRequest` or a `JoinRequest`. Raises InputError where the request
-        can't be carried out for any of its clients."""
-        if holds(content, JoinRequest):
-            return self._join(content)
+        """The answer to a `RoundRequest`. Raises InputError where it can't be carried out for any
+        of its clients."""
         served = self._served(node)
         message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
         session, folder = self._opened(message)
         before = [(_part(self.folder / name, message), up_to) for name, up_to in message.before]
-        if message.kind == "keep":
+        if message.kind in ("keep", "join"):
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
             write_json(path, data_manifest(self._federation(message.seed)))
             path.replace(folder / "data.json")
@@ -187,7 +182,7 @@ class Site:
         sent: list[Params] = []
         for request in message.requests:
             try:
-                _check_request(message, request, served, payloads)
+                self._check_request(message, request, served, payloads)
                 payload, states = payloads[request.payload], States(folder, before)
                 with session.checked(message.kind, request.client, payload) as received:
                     result, upload = session.answer(message, request, received, states)
@@ -201,47 +196,18 @@ class Site:
             results.append(result)
         return pack(RoundReply(message.run, message.round, message.kind, tuple(results)), sent)
 
-    def _join(self, content: RecordDict) -> RecordDict:
-        """Let new clients join, and keep their models."""
-        limits = partial(self._limits, self._served({}))
-        message, payloads = unpack(content, JoinRequest, limits)
-        session, folder = self._opened(message)
-        manifest = data_manifest(self._federation(message.seed))
-        write_json(folder / "data.json", manifest)
-        if len(payloads) != len(message.clients):
-            raise InputError(
-                f"the message has {len(payloads)} payloads for {len(message.clients)} new clients; "
-                "there must be one for each"
-            )
-        results = []
-        for client, payload in zip(message.clients, payloads, strict=True):
-            try:
-                if not self._are_new or client not in self._served({}):
-                    raise InputError(f"client {client} is no new client of this place")
-                with session.checked("join", client, payload) as received:
-                    kept = session.join(message, client, received, folder)
-                results.append(JoinResult(client, kept=kept))
-            except (InputError, *FAULTS) as error:
-                results.append(JoinResult(client, error=_told(error)))
-        return pack(JoinReply(message.run, message.label, message.seed, tuple(results)))
-
-    def _limits(self, served: Collection[int], message: RoundRequest | JoinRequest) -> Limits:
+    def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:
         """What the server's message to the clients that are ``served`` here may have. Raises
         InputError where it is of another experiment than this one, or of a method, a seed or a
         round that it doesn't have."""
         self._check_part(message)
-        clients: Iterable[int] = (
-            message.clients
-            if isinstance(message, JoinRequest)
-            else (request.client for request in message.requests)
-        )
-        asked = list(clients)
+        asked = [request.client for request in message.requests]
         if len(set(asked)) < len(asked):
             raise InputError("a client is asked twice in one message")
         here = {*asked} & {*served}
         return Limits(payloads=len(here), bytes=_MOST_RECEIVED)
 
-    def _check_part(self, message: RoundRequest | JoinRequest) -> None:
+    def _check_part(self, message: RoundRequest) -> None:
         self._check(message.experiment)
         if not 0 < message.round <= self.experiment.rounds:
             raise InputError(
@@ -254,16 +220,38 @@ class Site:
         if message.seed not in experiment.seeds:
             allowed = ", ".join(map(str, experiment.seeds))
             raise InputError(f"no seed {message.seed} here; allowed: {allowed}")
-        before = message.before if isinstance(message, RoundRequest) else ()
-        if len(before) > MOST_ROLL_BACKS:
+        if len(message.before) > MOST_ROLL_BACKS:
             raise InputError(
-                f"the message lists {len(before)} earlier names of the run; allowed: at most "
-                f"{MOST_ROLL_BACKS}"
+                f"the message lists {len(message.before)} earlier names of the run; allowed: at "
+                f"most {MOST_ROLL_BACKS}"
             )
-        for name in (message.run, *(name for name, _ in before)):
+        for name in (message.run, *(name for name, _ in message.before)):
             if not re.fullmatch("[0-9a-f]{32}", name):
                 raise InputError(f"a run's name has 32 hexadecimal digits; got {name!r}")
         self._load([message.seed])
+
+    def _check_request(
+        self,
+        message: RoundRequest,
+        request: WireRequest,
+        served: Collection[int],
+        payloads: Sequence[Params],
+    ) -> None:
+        if request.client not in served:
+            raise InputError(f"client {request.client} is not served here")
+        if message.kind == "join" and not self._are_new:
+            raise InputError(f"client {request.client} is no new client of this place")
+        last = message.round - 1 if message.kind == "train" else message.round
+        if not 0 <= request.best <= request.base <= last:
+            raise InputError(
+                f"a request for round {message.round} that starts from round {request.base}, with "
+                f"round {request.best} as the best one, is out of order"
+            )
+        if not 0 <= request.payload < len(payloads):
+            raise InputError(
+                f"the request names payload {request.payload}; the message has {len(payloads)}, "
+                "numbered from 0"
+            )
 
     @property
     def _are_new(self) -> bool:
@@ -338,7 +326,7 @@ class Site:
             self._federations[seed] = replace(federation, public=self._public)
         return self._federations[seed]
 
-    def _opened(self, message: RoundRequest | JoinRequest) -> tuple[Session, Path]:
+    def _opened(self, message: RoundRequest) -> tuple[Session, Path]:
         """The method with the seed of a message, and the folder of its states, which is made."""
         label, seed, home = message.label, message.seed, self.folder / message.run
         if self._session is None or (self._session.label, self._session.seed) != (label, seed):
@@ -377,23 +365,5 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}; the node prints more"
 
 
-def _part(home: Path, message: RoundRequest | JoinRequest) -> Path:
+def _part(home: Path, message: RoundRequest) -> Path:
     return home / message.label / f"seed-{message.seed}"
-
-
-def _check_request(
-    message: RoundRequest, request: WireRequest, served: Collection[int], payloads: Sequence[Params]
-) -> None:
-    if request.client not in served:
-        raise InputError(f"client {request.client} is not served here")
-    last = message.round - 1 if message.kind == "train" else message.round
-    if not 0 <= request.best <= request.base <= last:
-        raise InputError(
-            f"a request for round {message.round} that starts from round {request.base}, with "
-            f"round {request.best} as the best one, is out of order"
-        )
-    if not 0 <= request.payload < len(payloads):
-        raise InputError(
-            f"the request names payload {request.payload}; the message has {len(payloads)}, "
-            "numbered from 0"
-        )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA = 6  # of messages; other versions are refused
+SCHEMA = 7  # of messages; other versions are refused
 _ABOUT, _PAYLOADS = "about", "payloads"
 _FORMAT = "safetensors"
 _TEXTS = ("kind", "head", "names", "checksum")  # beside the version
@@ -128,12 +128,6 @@ def unpack(
         raise
     except (SafetensorError, *FAULTS) as error:
         raise WireError(f"a message that can't be read: {error}") from None
-
-
-def holds(content: RecordDict, kind: type[DataclassInstance]) -> bool:
-    """Whether a message says that its head is a ``kind``; nothing else is checked."""
-    about = content.get(_ABOUT)
-    return isinstance(about, ConfigRecord) and about.get("kind") == kind.__name__
 
 
 @lru_cache

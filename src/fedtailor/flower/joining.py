@@ -9,19 +9,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import MessageType, RecordDict
+from flwr.app import MessageType
 
 from ..inference.onboard import to_new_client
-from ..params import Params, add_prefix
+from ..params import add_prefix
 from ..runs.experiment import Experiment
-from ..runs.trained import TrainedMethod, open_trained
+from ..runs.trained import open_trained
 from ..store.committed import Count, read_commit
 from ..store.files import read_record, write_json
 from ..store.format import has_commit, trial_folder
 from ..store.run_directory import locked
 from ..task.backbone import Backbone
-from .codec import Limits, WireError, pack, unpack, words
-from .messages import JoinReply, JoinRequest, digest
+from .border import error_of, read_reply
+from .codec import Limits, WireError, pack, words
+from .messages import RoundRequest, WireRequest, digest
 from .nodes import Nodes, Timeouts
 
 FLOWER_FILE = "flower.json"  # beside the logs: a `FlowerRecord`
@@ -122,49 +123,34 @@ class NovelClients:
             else:
                 _warn(f"{title}: no node serves the new client {client}")
         run = read_record(FlowerRecord, folder / FLOWER_FILE).run
-        contents = [(node, self._content(trained, run, k)) for node, k in by_node.items()]
+        part = digest(self.experiment), run, label, seed, trained.round
+        messages, contents = {}, []
+        for node, clients in by_node.items():
+            requests = (WireRequest(client, 0, 0, at) for at, client in enumerate(clients))
+            messages[node] = RoundRequest(*part, "join", tuple(requests))
+            payloads = []
+            for received, shared in (to_new_client(trained, client) for client in clients):
+                given = add_prefix(received, "received/") | add_prefix(shared or {}, "global/")
+                payloads.append(given)
+            contents.append((node, pack(messages[node], payloads)))
         limit = self.timeouts.reply
         for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):
             try:
-                joined = _joined(content, (run, label, seed), by_node[node], title)
+                replies = read_reply(content, messages[node], by_node[node], Limits())
             except WireError as error:
                 _warn(f"{title}: without the new clients {by_node[node]}: {error}")
                 continue
+            joined = []
+            for client in by_node[node]:
+                reply, _ = replies.get(client, (None, {}))
+                if reply is None:
+                    _warn(f"{title}: without the new client {client}: its node says nothing of it")
+                elif (error_text := error_of(reply)) is not None:
+                    _warn(f"{title}: without the new client {client}: {error_text}")
+                else:
+                    joined.append(client)
+                    _warn(f"{title}: client {client} has joined; it keeps {words(reply.kept)}")
             _record(folder, trained.round, joined)
-
-    def _content(self, trained: TrainedMethod, run: str, clients: Sequence[int]) -> RecordDict:
-        head = JoinRequest(
-            digest(self.experiment), run, trained.label, trained.seed, trained.round,
-            tuple(clients),
-        )  # fmt: skip
-        return pack(head, [_payload(trained, client) for client in clients])
-
-
-def _payload(trained: TrainedMethod, client: int) -> Params:
-    received, shared = to_new_client(trained, client)
-    return {**add_prefix(received, "received/"), **add_prefix(shared or {}, "global/")}
-
-
-def _joined(
-    content: RecordDict | str, part: tuple[str, str, int], clients: Sequence[int], title: str
-) -> list[int]:
-    """The clients that have joined, by a node's answer; the others are printed. Raises WireError
-    where there is no answer, or one to something else."""
-    if isinstance(content, str):
-        raise WireError(content)
-    reply, _ = unpack(content, JoinReply, Limits())
-    if (reply.run, reply.label, reply.seed) != part:
-        raise WireError(f"an answer about {reply.label}, seed {reply.seed}")
-    results = {result.client: result for result in reply.results if result.client in clients}
-    for client in clients:
-        if client not in results:
-            _warn(f"{title}: without the new client {client}: its node says nothing of it")
-        elif (error := results[client].error) is not None:
-            _warn(f"{title}: without the new client {client}: {words(error)}")
-        else:
-            kept = words(results[client].kept)
-            _warn(f"{title}: client {client} has joined; it keeps {kept}")
-    return [client for client, result in results.items() if result.error is None]
 
 
 def _read_joined(folder: Path, number: int) -> list[int]:

@@ -14,7 +14,7 @@ from ..engine.metrics import MetricValues, metric_names
 from ..runs.experiment import Experiment
 from ..runs.extend import bounds_of
 
-Kind = Literal["train", "personal", "global", "keep"]
+Kind = Literal["train", "personal", "global", "keep", "join"]
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
@@ -91,7 +91,9 @@ class RoundRequest(Exact):
     """Train, or evaluate the personal models, or the one global model; or keep the personal models,
     those after ``round``, as the result of the run. ``before``: the names that the run had before
     it was rolled back, the last one first, each with the round that it went back to: states up to
-    there still count."""
+    there still count. Or let new clients "join": fit what the method keeps by client to them, after
+    ``round``. Their payloads have what they receive as ``received/NAME``, and the global model, if
+    there is one, as ``global/NAME``."""
 
     experiment: str
     run: str
@@ -108,7 +110,8 @@ class ClientReply(Exact):
     """What became of one client's turn: an ``error`` in words (``diverged``: it has trained to
     values that aren't finite); or the payload that it sends and the mean loss; or ``sums`` of loss,
     hits and predictions on validation and test examples, and the ``metrics`` of each of these
-    splits, if the experiment has any; or nothing, where a model is kept."""
+    splits, if the experiment has any; or, of a new client, the name of the model that it ``kept``:
+    ``fitted``, ``guess`` or ``global``; or nothing, where a model is kept."""
 
     client: int
     error: str | None = None
@@ -117,6 +120,7 @@ class ClientReply(Exact):
     loss: float | None = None
     sums: Sums | None = None
     metrics: tuple[MetricValues, ...] = ()
+    kept: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,37 +131,3 @@ class RoundReply(Exact):
     round: int
     kind: Kind
     results: tuple[ClientReply, ...]
-
-
-@dataclass(frozen=True)
-class JoinRequest(Exact):
-    """Fit what a method keeps by client for new ``clients``, after ``round``. The payloads, one a
-    client, have what it receives as ``received/NAME``, and the global model, if there is one, as
-    ``global/NAME``."""
-
-    experiment: str
-    run: str
-    label: str
-    seed: int
-    round: int
-    clients: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class JoinResult(Exact):
-    """What became of a new client: an ``error`` in words, or the name of the model that it keeps:
-    ``fitted``, ``guess`` or ``global``."""
-
-    client: int
-    error: str | None = None
-    kept: str | None = None
-
-
-@dataclass(frozen=True)
-class JoinReply(Exact):
-    """The answer to a `JoinRequest`."""
-
-    run: str
-    label: str
-    seed: int
-    results: tuple[JoinResult, ...]

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import filter as matching
-from pathlib import Path
-from typing import Literal
 
 from ..engine.client import ClientEvaluation, ClientUpdate, Training
 from ..engine.config import Plan
@@ -19,7 +17,7 @@ from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
 from ..store.files import write_json
-from .messages import ClientReply, JoinRequest, Kind, RoundRequest, WireRequest
+from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .schema import Form, any_size, check_form, form_of
 from .states import States
 
@@ -37,7 +35,7 @@ class Session:
     evaluation: ClientEvaluation
     plan: Plan
 
-    def received(self, kind: Kind | Literal["join"], client: int) -> Form:
+    def received(self, kind: Kind, client: int) -> Form:
         """The form of what a client receives. Some sizes are any: a method may change a client's
         rank from round to round, or send what it has nothing of at first."""
         method, task = self.training.method, self.training.task
@@ -54,9 +52,7 @@ class Session:
         return form | any_size({name: form[name] for name in changing})
 
     @contextmanager
-    def checked(
-        self, kind: Kind | Literal["join"], client: int, payload: Params
-    ) -> Iterator[Params]:
+    def checked(self, kind: Kind, client: int, payload: Params) -> Iterator[Params]:
         """What a client has received, on the task's device. Raises InputError where it isn't of the
         method's form, or sizes that may change don't go together."""
         check_form("the payload", payload, self.received(kind, client))
@@ -71,9 +67,8 @@ class Session:
                 f"the sizes of the payload's tensors don't go together: {type(error).__name__}"
             ) from error
 
-    def join(self, message: JoinRequest, client: int, payload: Params, folder: Path) -> str:
-        """Fit a new client, keep its model and print what it scores; the name of the kept one.
-        Raises DivergedError where it can't be fitted."""
+    def _join(self, message: RoundRequest, client: int, payload: Params, states: States) -> str:
+        """Fit a new client, keep its model and print what it scores; the name of the kept one."""
         received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
         training = self.training
         (request,) = join_requests(
@@ -84,8 +79,7 @@ class Session:
         result, state = decide(
             training, request, candidates, client=f"client-{client}", label=message.label
         )
-        States(folder).keep(client, state)
-        write_json(folder / f"client-{client}" / RESULT_FILE, asdict(result))
+        write_json(states.keep(client, state) / RESULT_FILE, asdict(result))
         print(result, flush=True)
         return result.kept
 
@@ -96,8 +90,11 @@ class Session:
 
         Raises:
             InputError: its private state is missing, or can't be read.
-            DivergedError: it has trained to values that aren't finite.
+            DivergedError: it has trained to values that aren't finite, or can't be fitted.
         """
+        if message.kind == "join":
+            kept = self._join(message, request.client, received, states)
+            return ClientReply(request.client, kept=kept), None
         if message.kind == "train":
             states.check(request.client, request.base, request.best, message.round)
         if message.kind == "global":

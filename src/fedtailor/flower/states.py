@@ -92,11 +92,12 @@ class States:
             if other not in (base, best, number):
                 old.unlink()
 
-    def keep(self, client: int, state: Params) -> None:
-        """Keep the model of the reported round, private tensors included."""
+    def keep(self, client: int, state: Params) -> Path:
+        """Keep the model of the reported round, private tensors included; the folder it is in."""
         path = self._path(client, 0).with_name(MODEL)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, clone(to_device(state, torch.device("cpu"))))
+        return path.parent
 
     def _kept(self, client: int) -> dict[int, Path]:
         """The states that are here, by round."""
