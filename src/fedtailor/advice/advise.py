@@ -107,8 +107,7 @@ class Advice:
         return said
 
     def _alone(self, setting: Setting) -> Iterator[str]:
-        """What to know where the method that validation data chose is no better than training
-        alone."""
+        """What to know where the chosen method is no better than training alone."""
         if setting.chosen == ALONE:
             yield "Validation data chose training alone there."
         else:

@@ -39,8 +39,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _again(run: Path, problems: Sequence[str]) -> str:
-    """The commands that train damaged methods anew, a line each; empty if other files are damaged,
-    too."""
+    """The commands that train damaged methods anew; empty if other files are damaged, too."""
     place = re.compile(re.escape(f"{run / 'methods'}/") + "([^/]+)/")
     labels = [found and found[1] for found in map(place.search, problems)]
     if None in labels:

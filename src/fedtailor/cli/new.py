@@ -122,8 +122,7 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
 
 
 def _ask(what: str, *choices: str, columns: Sequence[str] = ()) -> str | None:
-    """Ask for one of ``choices``, or another of the ``columns``, until it is one; the first is the
-    default."""
+    """Ask for one of ``choices``, the first by default, or another of the ``columns``."""
     guess = choices[0] if choices else ""
     others = f" (others: {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
     try:
@@ -225,8 +224,7 @@ def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> st
 
 
 def _lines(table: Survey) -> str:
-    """How many lines the rows of a csv file have, if they are more: after a quote that is left
-    open, many lines are one cell."""
+    """How many lines the rows of a csv file have, if more: a quote may be left open."""
     from ..data.tables import is_csv, written_lines
 
     if not is_csv(table.path) or (lines := written_lines(Path(table.path)) - 1) <= table.rows:

@@ -336,8 +336,7 @@ def _as_whole_numbers(train: Any, test: Any, name: str) -> Any:
 
 
 def _check_input(feature: Any, column: str, objective: Objective) -> bool:
-    """Say whether the column holds images; raise InputError if it holds neither them nor what the
-    task reads."""
+    """Whether the column holds images; InputError if neither them nor what the task reads."""
     from datasets import Image
 
     if objective.reads_words:

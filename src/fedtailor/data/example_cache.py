@@ -53,11 +53,7 @@ class ExampleCache:
         return 0 < size / len(self._results) * len(self._usable_rows) <= limit_mb * 1e6
 
     def _by_token(self) -> bool:
-        """Say whether results of three dimensions and more are ``[b, L, ...]``.
-
-        The shortest and the longest text show it. Results ``[b, C, L]``, for example, can't be
-        stored at a text's own length.
-        """
+        """Whether results of three dimensions and more are ``[b, L, ...]``, by two texts."""
         lengths = self._dataset.inputs.lengths(self._usable_rows)
         for row in self._usable_rows[[lengths.argmin(), lengths.argmax()]]:
             batch = self._dataset.batch(np.array([row]))

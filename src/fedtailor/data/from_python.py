@@ -364,8 +364,7 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
 
 
 def _values(values: list[Any], where: str, index: Any = None) -> list[Any]:
-    """The same values, whole floats as ints; ``index`` is that of the DataFrame they come from.
-    Raises InputError where one is missing."""
+    """The same values, whole floats as ints; InputError where one is missing."""
     missing = [row for row, value in enumerate(values) if _is_missing(value)]
     if missing:
         raise InputError(

@@ -132,8 +132,7 @@ def without_held_out(parts: Partition, leave_out: NDArray[np.bool_], what: str) 
 
 
 def _client_groups(dataset: Dataset, config: SplitConfig, shares: Shares) -> Indices | None:
-    """Return the natural client of each of K clients, -1 for clients without rows; None with other
-    schemes than ``natural``."""
+    """The natural client of each of K clients, -1 without rows; None with other schemes."""
     if config.scheme != "natural" or dataset.groups is None:
         return None
     groups = np.full(len(shares), -1, np.int64)
@@ -227,10 +226,7 @@ def _sample(rows: Indices, client: int, limit: int, seed: int) -> Indices:
 
 @dataclass(frozen=True)
 class _Holdout:
-    """Holds out ``fraction`` of each client's rows.
-
-    At least one row is held out, but ``spare`` rows stay first.
-    """
+    """Holds out ``fraction`` of each client's rows, one or more; but ``spare`` rows stay first."""
 
     source: Split
     labels: Labels

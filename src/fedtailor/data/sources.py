@@ -218,8 +218,7 @@ def _of_classes(
     config: DataConfig,
     told: Told,
 ) -> list[Omission]:
-    """Tell of classes whose name often stands for no label, unless ``config`` names the classes;
-    and of classes that no training row has."""
+    """Tell of classes whose name may stand for no label, and of those that no training row has."""
     found: list[Omission] = []
     several = values.ndim > 1  # of a row, 0 or 1 each
     for number, name in enumerate(classes if not config.classes else ()):
@@ -248,8 +247,7 @@ def _of_texts(
     groups: Indices | None,
     told: Told,
 ) -> list[Omission]:
-    """Tell of texts that are empty, too short, cut, or there several times: ``values`` are those of
-    the rows ``labelled``, ``inputs`` those of the ``rows`` that are used."""
+    """Tell of texts that are empty, too short, cut, or there several times."""
     too_short = np.setdiff1d(labelled, rows)
     is_empty = np.array([_is_empty(value) for value in values], bool)
     empty = np.setdiff1d(labelled[is_empty], too_short)
@@ -442,8 +440,7 @@ def _inputs(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> tuple[Tokens | Images, Indices, NDArray[Any] | Ragged | None]:
-    """Return the inputs, their rows and their targets; texts that are too short to learn from are
-    left out."""
+    """The inputs, their rows and targets, without texts that are too short to learn from."""
     of_rows = None if targets is None else targets.values[rows]
     if not isinstance(values, list):
         objective.check_modality("image")
@@ -461,8 +458,7 @@ def _inputs(
 def _kept(
     columns: Columns, labelled: Indices, rows: Indices, values: Any, objective: Objective
 ) -> list[tuple[Any, Any]] | None:
-    """The inputs and the targets of ``rows``, as the source has them, where they are needed;
-    ``values`` are those of the rows ``labelled``."""
+    """The inputs and the targets of ``rows``, as the source has them, where they are needed."""
     if not objective.keeps_rows:
         return None
     targets = columns.labels

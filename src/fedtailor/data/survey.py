@@ -169,8 +169,7 @@ class Survey:
         client: str | None,
         text_pair: str | None,
     ) -> Roles:
-        """The columns of a task that is named or recognised. Raises InputError where one is missing
-        or has another role."""
+        """The columns of a task that is named or recognised."""
         names = [column.name for column in self.columns]
         found = objective.recognised(self.first)
         named = {"text": text, "text_pair": text_pair, "label": label}
@@ -361,8 +360,7 @@ class Survey:
         ]
 
     def _guessed_client(self, taken: set[str | None]) -> str | None:
-        """The first column with a client's name; one without empty cells goes first. Raises
-        InputError where the only one holds numbers beside empty cells."""
+        """The first column with a client's name; one without empty cells goes first."""
         found = [c for c in self.client_candidates(taken) if _client_rank(c.name) < 2]
         found.sort(key=lambda column: column.missing > 0)
         if found:

@@ -287,8 +287,7 @@ def init(
 
 
 def _name_copies(content: dict[str, Any], deployed: Experiment) -> None:
-    """Let ``content``, that of ``experiment.toml``, name the copies of the user's own files. Raises
-    InputError where one of them is missing."""
+    """Let the ``content`` of ``experiment.toml`` name the copies of the user's own files."""
     for label, own in deployed.origins.items():
         content["methods"][label]["class"] = _in_folder(own.reference, f"methods/{label}")
     if deployed.model.factory is not None:

@@ -98,10 +98,7 @@ def _worst(method: Method, task: Task, server: Server, uploads: Uploads, cohort:
 def _aggregate(
     method: Method, task: Task, server: Server, uploads: Params, cohort: Cohort
 ) -> tuple[Server, str | None]:
-    """The server's next state, on the task's device, and in words why it can't be used, if so.
-
-    It is computed where the uploads are: on the task's device, or on the CPU if they are on disk.
-    """
+    """The server's next state, computed where the uploads are, and why it can't be used, if so."""
     device = next((value.device for value in uploads.values()), task.device)
     try:
         state = method.aggregate(task, to_device(server, device), uploads, cohort)
@@ -113,8 +110,7 @@ def _aggregate(
 
 
 def _problem(state: Server) -> str | None:
-    """In words what of a state can't be used: it is not finite, or so large that squares overflow
-    in float32, and the next round's numbers with them."""
+    """What of a state can't be used: not finite, or so large that squares overflow in float32."""
     if (large := too_large(state, MOST)) is None:
         return None
     if (name := not_finite(state)) is not None:

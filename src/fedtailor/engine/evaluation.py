@@ -77,8 +77,7 @@ class Evaluator:
         return personal + (of_global if config.global_model else []), diagnostics
 
     def _is_single(self, server: Server, shared: Params, clients: Sequence[int]) -> bool:
-        """Whether all ``clients`` use the global model, ``shared``: nothing is private, nothing
-        that they are sent is personal, and they don't fine-tune it."""
+        """Whether all ``clients`` use the global model, ``shared``, as it is."""
         if self.store.has_states or self.method.finetune_passes:
             return False
         sent = (self.method.send(self.task, server, client) for client in clients)
@@ -87,8 +86,7 @@ class Evaluator:
     def _evaluate_global(
         self, shared: Params, clients: Sequence[int], number: int
     ) -> list[Evaluation]:
-        """One state on all clients' examples: batches hold several clients' examples where the data
-        are here; else every client evaluates by itself."""
+        """One state on all clients' examples, in common batches where the data are here."""
         if not self.federation.remote:
             scores_of = partial(self.executor.map, "score", shared)
             batch_size = self.plan.evaluate.batch_size
@@ -149,8 +147,7 @@ class Evaluator:
     def _diagnostics(
         self, server: Server, clients: Sequence[int], shown: Mapping[int, Params | None]
     ) -> Params:
-        """The method's diagnostics. ``clients`` and ``server_clients`` say whose they are, where
-        they are by client."""
+        """The method's diagnostics; ``clients`` and ``server_clients`` say whose they are."""
         of_server = self.method.server_diagnostics(self.task, server, clients)
         diagnostics = {f"server/{name}": value.cpu() for name, value in of_server.items()}
         by_client = {client: state for client, state in shown.items() if state is not None}

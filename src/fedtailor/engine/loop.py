@@ -155,8 +155,7 @@ class Loop:
         return num_turns(number, plan.rounds, plan.cohort_size(federation), clients) >= clients
 
     def _empty(self, cohort: Cohort, members: Sequence[Member]) -> Uploads:
-        """The place for a cohort's uploads. They are weighed as they come where a round without one
-        of them comes to nothing, and the chain needs only sums."""
+        """The place for a cohort's uploads; weighed as they come where none may be missing."""
         plan, needs = self.plan, self.chain.needs
         if not self.method.needs_only_mean or needs == "stack":
             return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
@@ -242,8 +241,7 @@ class Loop:
     def _is_late(
         self, results: CohortResults, member: Member, update: ClientUpdate, *, sends: bool
     ) -> bool:
-        """Take the simulated time of a member of a synchronous round; whether it ``sends`` an
-        upload that comes after the deadline."""
+        """Add the simulated time of a member; whether it ``sends`` an upload after the deadline."""
         if self.time is None or self.plan.cohort.buffer is not None:
             return False
         down, up = sum(update.costs.down.values()), sum(update.costs.up.values())
@@ -265,8 +263,7 @@ class Loop:
         return max(1, math.ceil(quorum * len(cohort.clients)))
 
     def _check_quorum(self, results: CohortResults, cohort: Cohort) -> None:
-        """Raise where too few updates are usable: DivergedError if there would be enough without
-        those that are not finite, else InputError."""
+        """Raise where too few updates are usable: DivergedError if only for those not finite."""
         usable, asked = len(results.losses) + len(results.late), len(cohort.clients)
         least = self._least(cohort, self.quorum)
         if usable >= least:

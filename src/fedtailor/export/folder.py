@@ -225,8 +225,7 @@ def write_model(
 
 
 def _portable(model: ClientModel) -> Portable:
-    """What the method says of the model. Raises InputError where it says nothing, and has a forward
-    pass of its own."""
+    """What the method says of the model; InputError where that is nothing and it needs more."""
     method, task = model.method, model.task
     portable = method.portable(task, model.state)
     if type(method).portable is Method.portable:

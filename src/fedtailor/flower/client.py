@@ -197,9 +197,7 @@ class Site:
         return pack(RoundReply(message.run, message.round, message.kind, tuple(results)), sent)
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:
-        """What the server's message to the clients that are ``served`` here may have. Raises
-        InputError where it is of another experiment than this one, or of a method, a seed or a
-        round that it doesn't have."""
+        """What a message to the clients ``served`` here may have, if it is of this experiment."""
         self._check_part(message)
         asked = [request.client for request in message.requests]
         if len(set(asked)) < len(asked):

@@ -161,9 +161,7 @@ def _finished(config: ModelConfig, model: Any) -> nn.Module:
 
 
 def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> None:
-    """Check a configuration's numbers of layers, and then that of its parameters, on PyTorch's meta
-    device, before anything is built. Raises InputError where they can't be, are more than the files
-    of weights hold, or than fit in memory."""
+    """Check numbers of layers and parameters, on the meta device, before anything is built."""
     for field, value in hf.to_dict().items():
         if _COUNTS.search(field) and isinstance(value, int | str | float | list):
             for count in value if isinstance(value, list) else [value]:

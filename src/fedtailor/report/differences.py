@@ -91,8 +91,7 @@ class Difference:
         return f"{text} ({one._interval(metric)})" if one.has_interval else text
 
     def _interval(self, metric: Metric) -> str:
-        """Such as ``95 % interval 1.2 to 3.4``, or with both sides if it reaches from one to the
-        other."""
+        """Such as ``95 % interval 1.2 to 3.4``, or with both sides if it holds 0."""
         low, high = bare(metric, abs(self.low)), bare(metric, abs(self.high))
         if self.low < 0 < self.high:
             return f"95 % interval {low} worse to {high} better"

@@ -69,8 +69,7 @@ def caption(
 
 
 def _differences(runs: Sequence[Run], name: str) -> list[str]:
-    """Return text such as ``local.epochs 1 (a), 2 (b)`` for every field of a section that differs
-    between runs."""
+    """Text such as ``local.epochs 1 (a), 2 (b)`` for each field that differs between runs."""
     sections: list[Any] = [run.experiment.get(name) for run in runs]
     if all(isinstance(section, dict) for section in sections):
         keys = dict.fromkeys(key for section in sections for key in section)

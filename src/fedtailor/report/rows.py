@@ -118,8 +118,7 @@ def _perplexity(loss: float) -> float:
 
 
 def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
-    """Return the majority class's results on the model's test examples, one a seed; none if they
-    are not known for all seeds."""
+    """The majority class's results, one a seed; none if they are not known for all seeds."""
     found = [
         majority_summary(entry.run.partitions[trial.seed], one.test)
         for trial, one in reported(entry, model)

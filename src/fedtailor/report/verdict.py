@@ -348,8 +348,7 @@ def _predict(entry: Entry, *, is_one_model: bool = False) -> str:
 
 
 def _common_seeds(entries: Sequence[Entry]) -> list[int] | None:
-    """The seeds of all runs; of unfinished ones those that all methods are through with, if there
-    are any. None (each run's own) if they have none in common."""
+    """The seeds that all methods are through with, or all runs have; None if none is common."""
     of_runs: list[set[int]] = [set(e.run.experiment["seeds"]) for e in entries]
     through = [{t.seed for t in entry.trials if t.commit.ended} for entry in entries]
     seeds = set.intersection(*of_runs)

@@ -104,8 +104,7 @@ class Inputs:
         return task.device
 
     def _check_own_model(self, task: Task, batch: Batch) -> None:
-        """Raise InputError where a model of the user's own doesn't take ``batch``, or gives logits
-        of another shape than the data need."""
+        """Raise InputError where the user's model doesn't take ``batch``, or gives other logits."""
         model = self.experiment.model
         name = portable(model.factory) if model.factory else str(model.name)
         if name in BUILTIN:

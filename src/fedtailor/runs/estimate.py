@@ -238,8 +238,7 @@ def _step(
 def _round_steps(
     experiment: Experiment, method: Method, federation: Federation
 ) -> tuple[float, float]:
-    """Return how many steps of training a round has, one client after the other, and how many its
-    share of the evaluations is worth."""
+    """Steps of training in a round, and how many its share of the evaluations is worth."""
     plan, parts = experiment.plan, federation.partition
     local, evaluate = plan.local, plan.evaluate
     sizes = parts.train.sizes()

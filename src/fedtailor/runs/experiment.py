@@ -218,9 +218,7 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
 
 
 def _resolve_files(content: dict[str, Any], folder: Path) -> None:
-    """Give the whole paths of the user's own files, which are relative to the experiment file: of
-    methods (``class``), of the model (``factory``) and of metrics; and of data that are not in the
-    current folder."""
+    """Give the whole paths of the user's own files, and of data not in the current folder."""
     tables = [*table_of(content.get("methods", {}), "methods").values(), content.get("model")]
     for table in tables:
         for key in ("class", "factory"):

@@ -74,8 +74,7 @@ def check_extends(
 
 
 def _check_turns(commit: Commit, experiment: Experiment, out: Path) -> None:
-    """Raise InputError where a method trains every client equally often over all rounds, and no
-    longer would with the experiment's number of rounds."""
+    """Raise InputError where clients would no longer train equally often over all rounds."""
     method, cohort = experiment.methods.get(commit.label or ""), experiment.cohort
     if method is None or not method.trains_alone or commit.seed not in experiment.seeds:
         return

@@ -42,8 +42,7 @@ _MOST_SCORED = 10_000
 
 @dataclass(frozen=True)
 class _OwnCode:
-    """What ``key`` of an ``experiment.json`` names; it stands in ``section`` at ``name``, and
-    ``folder`` has the copy of its file."""
+    """What ``key`` names, in ``section`` at ``name``; ``folder`` has the copy of its file."""
 
     key: str
     section: Any

@@ -160,8 +160,7 @@ class Progress:
         self._bar.update()
 
     def _keep_pace(self, seconds: float) -> None:
-        """The round under way takes so long in all; of a first round the part that is done once is
-        kept apart, in the proportion that was expected."""
+        """The round under way takes so long in all; what a first round does once is kept apart."""
         assert self._stage is not None
         label = self._stage.label
         once = self._once.get(label, 0.0) if self._is_first else 0.0

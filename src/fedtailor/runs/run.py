@@ -145,8 +145,7 @@ def run(
 def _check_place(
     experiment: Experiment, data: Data | Dataset | None, out: Path, *, overwrite: bool
 ) -> None:
-    """Raise InputError if ``out`` holds another experiment, or what can't be removed. If this one
-    names a file or a column that is not there, the error says so instead."""
+    """Raise InputError if ``out`` can't be used; a missing file of data is said instead."""
     if overwrite:
         check_removable(out)
         return
@@ -169,8 +168,7 @@ def _load(
     *,
     anew: bool,
 ) -> tuple[Inputs, torch.device]:
-    """Load what an experiment names; what takes no time is checked before. Raises InputError where
-    anything is wrong with it."""
+    """Load what an experiment names; what takes no time is checked before."""
     is_leader = group is None or group.is_leader
     device_of(experiment.engine)
     objective = (

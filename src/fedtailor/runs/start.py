@@ -108,8 +108,7 @@ def open_start(inputs: Inputs, label: str, seed: int) -> Start:
 
 
 def _old_trial(experiment: Experiment, label: str, seed: int) -> tuple[Path, str, int]:
-    """The finished run that a method goes on from with a seed, and its label and seed there. Raises
-    InputError where there is no such finished method, or it is of another model."""
+    """The finished run that a method goes on from with a seed, and its label and seed there."""
     config = experiment.start_from
     assert config.run is not None
     run = Path(config.run)
@@ -220,8 +219,7 @@ def _check_model(old: Experiment, old_label: str, new: Experiment, label: str, r
 
 
 def _same_factory(old: Experiment, new: Experiment, run: Path) -> bool:
-    """Whether both have a model of one's own, and the same. Raises InputError where its file is not
-    as it was."""
+    """Whether both have the same model of the user's own; InputError where its file changed."""
     if old.model.factory is None or new.model.factory is None:
         return False
     stored, file = origin_of(old.model.factory), origin_of(new.model.factory)

@@ -164,8 +164,7 @@ def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
 def _end_well(
     trial: TrialRun, run_trial: Callable[[TrialRun], None], *, several: bool, scores: bool
 ) -> None:
-    """Run a trial to its end, which may be that it diverges. One line says how it ended, so that
-    results are seen before the last method has finished."""
+    """Run a trial to its end, and say in one line how it ended; it may diverge."""
     store, progress = trial.store, trial.progress
     try:
         run_trial(trial)

@@ -209,8 +209,7 @@ class FileStates(StoredStates):
         return {**_as_rows(state), KEPT: _flag(HERE if state else NOWHERE)}
 
     def _not_kept(self) -> list[int]:
-        """The clients whose states a commit will overwrite for the first time since the best
-        round."""
+        """Clients whose states a commit will overwrite for the first time since the best round."""
         return [client for client in sorted(self._staged) if not self._is_kept(client)]
 
     def _is_kept(self, client: int) -> bool:

@@ -201,8 +201,7 @@ def _widest_first(row: Params) -> Params:
 
 
 def _header(rows: int, row: Params) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The start of a file, and the place of each tensor behind it; with a checksum over the header
-    if the rows have them."""
+    """A file's start, with a checksum if rows have them, and each tensor's place behind it."""
     places, end = {}, 0
     for name, value in row.items():
         places[name] = end, end + rows * _nbytes(value)

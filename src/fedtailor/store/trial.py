@@ -275,8 +275,7 @@ class TrialStore:
         self.last = write_commit(self.path, commit)
 
     def _drop_states(self) -> None:
-        """Remove all states but the last one, those of the best rounds, and those that clients in
-        flight have been sent."""
+        """Remove all states but the last, the best, and those that clients in flight were sent."""
         commit, private = self.last, self.path / PRIVATE_FILE
         kept = {best_path(private, commit.best_round), *server_files(self.path, commit)}
         if not commit.finished:

@@ -255,10 +255,7 @@ class Task:
 
 
 def _copy_modules(model: nn.Module) -> nn.Module:
-    """Copy modules and parameters, but share the values, to which nothing here writes.
-
-    Weights that are a memory map of their file stay one.
-    """
+    """Copy modules and parameters, but share the values, to which nothing here writes."""
     shared: dict[int, Tensor] = {id(buffer): buffer.detach() for buffer in model.buffers()}
     shared |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
     return copy.deepcopy(model, shared)

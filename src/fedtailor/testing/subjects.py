@@ -158,8 +158,7 @@ def texts() -> Subject:
 def _federation(
     make: Make, pack: Callable[[Sequence[Any]], Images | Tokens], sizes: tuple[int, ...]
 ) -> Federation:
-    """Clients with ``sizes`` training examples: client k has two neighbouring classes, client 1
-    one alone."""
+    """Clients with ``sizes`` training examples, of two neighbouring classes; client 1 of one."""
     rng = random.generator("testing", "examples")
     labels: list[int] = []
     parts: dict[str, list[Any]] = {"train": [], "validation": [], "test": []}

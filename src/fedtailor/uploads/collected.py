@@ -79,8 +79,7 @@ class UploadStack:
 
 
 def _reserve(descriptor: int, path: str, nbytes: int) -> None:
-    """Let a file have room for ``nbytes``: on a full disk, writing to a memory map would end the
-    process."""
+    """Make room for ``nbytes``: on a full disk, writing to a memory map would end the process."""
     if nbytes == 0 or not hasattr(os, "posix_fallocate"):  # macOS
         return
     try:

@@ -123,8 +123,7 @@ class Follower:
     def _seconds_left(
         self, states: Sequence[TrialState], running: FollowedTrial | None
     ) -> float | None:
-        """At each method's own pace, or else the mean pace of the others; None before the first
-        round."""
+        """At each method's own pace, or else the mean pace; None before the first round."""
         seconds, rounds = defaultdict[str, float](float), defaultdict[str, int](int)
         for one in self._trials:
             seconds[one.known.method] += one.known.seconds

@@ -214,8 +214,7 @@ _BESIDE = (0.3, 0.06)  # how far apart names must stand, as shares of a chart's 
 
 
 def _named(rows: Sequence[Json], cost: str, on_front: Sequence[bool]) -> list[str]:
-    """Say on which side of their points methods of a front have their names, the best first; empty
-    for those without room."""
+    """On which side of their points methods of a front have their names; empty without room."""
     costs = [row[cost] for row in rows]
     positive = is_wide(costs)
     x = _shares([0, *(np.log1p(np.array(costs) / positive) if positive else costs)])[1:]
@@ -236,8 +235,7 @@ def _shares(values: Any) -> list[float]:
 
 
 def _ahead(comparison: Table) -> Iterator[Json]:
-    """How far each method is ahead of training alone, with its interval if there are enough
-    clients for one."""
+    """How far each method is ahead of training alone, with an interval if clients are enough."""
     factor = scale_of(comparison.metric)[0]
     labels = [row.label for row in comparison.rows]
     for verdict in comparison.verdicts:

@@ -227,8 +227,7 @@ def pareto(labels: Sequence[str], metric: Metric, cost: str, ticks: Sequence[flo
 
 
 def _on_front(metric: Metric, cost: str) -> list[Json]:
-    """Find the front of the shown methods: those that reach the best result so far, from the
-    cheapest method on, at the lowest cost."""
+    """The front of the shown methods: the best result so far, from the cheapest on."""
     best, order = ("max", "descending") if higher_is_better(metric) else ("min", "ascending")
     return [
         _SHOWN,
