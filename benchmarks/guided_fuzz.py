@@ -37,7 +37,7 @@ with _SEEN if _HERE in sys.argv else nullcontext():
     from fedtailor.runs.experiment import load
     from fedtailor.store.committed import LOGS, read_commit
     from fedtailor.store.logs import read_log
-    from fedtailor.store.records import Commit, Evaluation
+    from fedtailor.store.records import Commit, EvaluationLine
     from fedtailor.store.row_file import RowFile
 
 Kind = tuple[list[bytes], Callable[[bytes], object]]  # what it begins with, and who reads it
@@ -100,12 +100,14 @@ def commit(folder: Path) -> Kind:
 
 def log(folder: Path) -> Kind:
     """The results of a run."""
-    line = Evaluation(1, "personal", "test", [0, 1], [3, 4], [0.5, None], [0.5, None], {"f1": [1]})
+    line = EvaluationLine(
+        1, "personal", "test", [0, 1], [3, 4], [0.5, None], [0.5, None], {"f1": [1]}
+    )
 
     def one(data: bytes) -> object:
         (folder / "clients.jsonl").write_bytes(data)
         return read_log(
-            Evaluation, folder / "clients.jsonl", Commit(1, 2, False, {"clients": len(data)})
+            EvaluationLine, folder / "clients.jsonl", Commit(1, 2, False, {"clients": len(data)})
         )
 
     return [json.dumps(asdict(line)).encode() + b"\n"], one

@@ -42,7 +42,7 @@ from fedtailor.params import to_device
 from fedtailor.runs.build import Inputs
 from fedtailor.store.files import write_atomically
 from fedtailor.store.metrics import ATTACK_SUCCESS, summary, values_of
-from fedtailor.store.read import Evaluation, Trial, read
+from fedtailor.store.read import EvaluationLine, Trial, read
 from fedtailor.store.selection import select_round
 
 from .shown import shown
@@ -302,7 +302,7 @@ def results(out: Path, only: tuple[str, int] | None = None) -> dict[str, Any]:
     return values | shown(trial, run.partitions[trial.seed], metric)
 
 
-def _at(trial: Trial, model: str, split: str, number: int) -> Evaluation | None:
+def _at(trial: Trial, model: str, split: str, number: int) -> EvaluationLine | None:
     chosen = [
         evaluation
         for evaluation in trial.evaluations

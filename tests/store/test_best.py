@@ -49,7 +49,7 @@ def test_it_is_the_round_that_a_report_selects(
     some_round: Round, metric: Literal["accuracy", "loss"], validation: int, results: Results
 ) -> None:
     best: dict[str, BestRound] = {}
-    lines: list[read.Evaluation] = []
+    lines: list[read.EvaluationLine] = []
     for number, value in enumerate(results, start=1):
         evaluations = [] if value is None else evaluated(number, value, validation)
         done = replace(some_round, number=number, evaluations=tuple(evaluations))
@@ -59,7 +59,9 @@ def test_it_is_the_round_that_a_report_selects(
                 then = {model: best[model] for model in ("personal", "global")}
             assert best_then(best) == then
         lines += [
-            read.Evaluation(number, e.model, e.split, e.clients, e.num_examples, e.loss, e.accuracy)
+            read.EvaluationLine(
+                number, e.model, e.split, e.clients, e.num_examples, e.loss, e.accuracy
+            )
             for e in evaluations
         ]
     commit = read.Commit(len(results), len(results), True, {})

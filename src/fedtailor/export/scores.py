@@ -12,7 +12,7 @@ from ..report.majority import majority_accuracy
 from ..report.numbers import bare
 from ..runs.trained import TrainedMethod
 from ..store.read import Trial, read
-from ..store.records import Evaluation, Partition
+from ..store.records import EvaluationLine, Partition
 from ..store.selection import Model, by_round
 
 
@@ -118,7 +118,9 @@ def _joined_scores(joined: Onboarded) -> list[SplitScore]:
     return found
 
 
-def _score(evaluation: Evaluation, partition: Partition, client: int | None) -> SplitScore | None:
+def _score(
+    evaluation: EvaluationLine, partition: Partition, client: int | None
+) -> SplitScore | None:
     """The result of one client, or the mean over all predictions."""
     places = [i for i, number in enumerate(evaluation.clients) if client in (None, number)]
     examples = sum(evaluation.num_examples[i] for i in places)

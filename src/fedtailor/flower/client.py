@@ -173,7 +173,9 @@ class Site:
         served = self._served(node)
         message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
         session, folder = self._opened(message)
-        before = [(_part(self.folder / name, message), up_to) for name, up_to in message.before]
+        before = [
+            (_trial_folder(self.folder / name, message), up_to) for name, up_to in message.before
+        ]
         if message.kind in ("keep", "join"):
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
             write_json(path, data_manifest(self._federation(message.seed)))
@@ -198,14 +200,14 @@ class Site:
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:
         """What a message to the clients ``served`` here may have, if it is of this experiment."""
-        self._check_part(message)
+        self._check_trial(message)
         asked = [request.client for request in message.requests]
         if len(set(asked)) < len(asked):
             raise InputError("a client is asked twice in one message")
         here = {*asked} & {*served}
         return Limits(payloads=len(here), bytes=_MOST_RECEIVED)
 
-    def _check_part(self, message: RoundRequest) -> None:
+    def _check_trial(self, message: RoundRequest) -> None:
         self._check(message.experiment)
         if not 0 < message.round <= self.experiment.rounds:
             raise InputError(
@@ -331,7 +333,7 @@ class Site:
             self._session = None  # before the next model is loaded
             self._session = self._new_session(label, seed)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = _part(home, message)
+        folder = _trial_folder(home, message)
         folder.mkdir(parents=True, exist_ok=True)
         return self._session, folder
 
@@ -363,5 +365,5 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}; the node prints more"
 
 
-def _part(home: Path, message: RoundRequest) -> Path:
+def _trial_folder(home: Path, message: RoundRequest) -> Path:
     return home / message.label / f"seed-{message.seed}"

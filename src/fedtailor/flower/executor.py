@@ -115,7 +115,7 @@ class RemoteStates(StoredStates):
 class GridExecutor:
     """Runs the work of one method with one seed at the nodes of a Grid.
 
-    ``blank`` is a message of this part of the run, without what changes; ``folder`` is the part's
+    ``blank`` is a message of this trial, without what changes; ``folder`` is the trial's
     directory, for ``refused.jsonl``; ``first_private`` is a client's first private state, whose
     size is counted.
     """

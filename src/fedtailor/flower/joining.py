@@ -54,18 +54,18 @@ def has_ended(experiment: Experiment, out: Path) -> bool:
     """Whether no round of a run is left."""
     return all(
         has_commit(folder) and _ended(folder, experiment.rounds)
-        for _, _, folder in _parts(experiment, out)
+        for _, _, folder in _trials(experiment, out)
     )
 
 
-def _parts(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]:
+def _trials(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]:
     for label in experiment.methods:
         for seed in experiment.seeds:
             yield label, seed, trial_folder(out, label, seed)
 
 
 def _ended(folder: Path, rounds: int) -> bool:
-    """Whether a part has ended, and with no fewer than ``rounds``: some may have been added."""
+    """Whether a trial has ended, and with no fewer than ``rounds``: some may have been added."""
     commit = read_commit(folder)
     return (commit.finished and commit.round >= rounds) or commit.diverged is not None
 
@@ -88,7 +88,7 @@ class NovelClients:
         with locked(self.out):
             todo = [
                 (label, seed, folder, missing)
-                for label, seed, folder in _parts(self.experiment, self.out)
+                for label, seed, folder in _trials(self.experiment, self.out)
                 if (missing := self._missing(folder))
             ]
             self._wait({client for *_, missing in todo for client in missing})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..store.metrics import Metric, higher_is_better, sizes_of, unit_of, values_of
-from ..store.records import Evaluation, Partition
+from ..store.records import EvaluationLine, Partition
 from .majority import majority_accuracy
 from .numbers import bare
 from .select import Entry, reported
@@ -33,10 +33,11 @@ class ClientRow:
     results: Mapping[str, float | None]
 
 
-def worst_clients(evaluation: Evaluation, metric: Metric, count: int) -> list[int]:
+def worst_clients(evaluation: EvaluationLine, metric: Metric, count: int) -> list[int]:
     """Return the ``count`` clients with the worst results, the worst first.
 
-    >>> e = Evaluation(3, "personal", "test", [4, 5, 6], [9, 0, 9], [0.1] * 3, [0.5, None, 0.25])
+    >>> accuracy = [0.5, None, 0.25]
+    >>> e = EvaluationLine(3, "personal", "test", [4, 5, 6], [9, 0, 9], [0.1] * 3, accuracy)
     >>> worst_clients(e, "accuracy", 2)
     [6, 4]
     """
@@ -90,7 +91,7 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
 
 
 def _majority(
-    partition: Partition, evaluation: Evaluation, metric: Metric
+    partition: Partition, evaluation: EvaluationLine, metric: Metric
 ) -> Sequence[float | None]:
     """The accuracies of the clients' most frequent classes; None where they are not known, and
     beside another ``metric``, with which they can't be compared."""

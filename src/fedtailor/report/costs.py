@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..store.read import Trial
-from ..store.records import Round
+from ..store.records import RoundLine
 from .select import Entry
 
 COSTS = {  # what stands beside an axis of costs, and the unit
@@ -54,7 +54,7 @@ def cpu_seconds(trial: Trial) -> float | None:
     return _sum_of([timing.cpu_seconds for timing in trial.timings if timing.round])
 
 
-def simulated_seconds(rounds: Sequence[Round]) -> float | None:
+def simulated_seconds(rounds: Sequence[RoundLine]) -> float | None:
     """Return the simulated seconds of some rounds of a trial; None if time was not simulated."""
     return _sum_of([record.simulated_seconds for record in rounds])
 

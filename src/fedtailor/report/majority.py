@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ..store.metrics import Summary, summarise
-from ..store.records import Evaluation, Partition
+from ..store.records import EvaluationLine, Partition
 
 NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
 
 
-def majority_accuracy(partition: Partition, evaluation: Evaluation) -> list[float | None] | None:
+def majority_accuracy(
+    partition: Partition, evaluation: EvaluationLine
+) -> list[float | None] | None:
     """Return the accuracy of each client's most frequent training class on the client's own test
     examples, in the order of ``evaluation.clients``; None for a client without test examples.
 
@@ -26,7 +28,7 @@ def majority_accuracy(partition: Partition, evaluation: Evaluation) -> list[floa
     return [int(c) / int(n) if n else None for c, n in zip(correct, sizes, strict=True)]
 
 
-def majority_summary(partition: Partition, evaluation: Evaluation) -> Summary | None:
+def majority_summary(partition: Partition, evaluation: EvaluationLine) -> Summary | None:
     """Summarise `majority_accuracy` over clients."""
     accuracy = majority_accuracy(partition, evaluation)
     if accuracy is None:

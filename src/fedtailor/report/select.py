@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..store.metrics import Metric, rounded, sizes_of, summary, values_of
 from ..store.read import Run, Trial
-from ..store.records import Evaluation
+from ..store.records import EvaluationLine
 from ..store.selection import Model, SelectedRound, by_round, select_by, select_round, validated
 
 
@@ -108,7 +108,7 @@ def reported(entry: Entry, model: Model = "personal") -> list[tuple[Trial, Selec
     return [(trial, one) for trial, one in found if one is not None]
 
 
-def scores(evaluation: Evaluation, metric: Metric) -> list[tuple[int, float, int]]:
+def scores(evaluation: EvaluationLine, metric: Metric) -> list[tuple[int, float, int]]:
     """Return client, value of ``metric`` and number of examples, where there are all three."""
     values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
     of_clients = zip(evaluation.clients, values, sizes, strict=True)

@@ -10,7 +10,7 @@ from statistics import mean
 
 from ..store.metrics import Metric, is_percentage
 from ..store.read import Run, Trial
-from ..store.records import Evaluation
+from ..store.records import EvaluationLine
 from .numbers import bare
 from .select import Entry, goes_on, reported, scores
 
@@ -57,7 +57,7 @@ def num_trainings(trial: Trial, number: int) -> Counter[int]:
     return found
 
 
-def untrained_clients(run: Run, trial: Trial, number: int, evaluation: Evaluation) -> set[int]:
+def untrained_clients(run: Run, trial: Trial, number: int, evaluation: EvaluationLine) -> set[int]:
     """The evaluated clients that had not trained by round ``number``; empty where nothing is
     private, or where the models went on from another run."""
     if goes_on(run) or trial.costs is None or not trial.costs.private:

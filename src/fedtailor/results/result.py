@@ -23,7 +23,7 @@ from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
 from ..store.metrics import Metric, higher_is_better, summary
 from ..store.read import Run, Trial, read
-from ..store.records import Round
+from ..store.records import RoundLine
 from ..store.selection import Model, by_round, metric_of, select_round
 from ..task.backbone import Backbone
 
@@ -346,7 +346,7 @@ def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}
 
 
-def _simulated(record: Round) -> dict[str, float]:
+def _simulated(record: RoundLine) -> dict[str, float]:
     known = record.simulated_seconds
     return {} if known is None else {"simulated_seconds": known}
 

@@ -29,7 +29,7 @@ STOP = Stop.STOP
 @dataclass(frozen=True)
 class CommittedRound:
     """A round that counts: of the method ``label`` with ``seed``, of ``rounds`` in all. ``folder``
-    is the part of the run directory that belongs to both. ``select`` is the metric that chooses the
+    is that of the trial in the run directory. ``select`` is the metric that chooses the
     reported round.
     """
 
@@ -92,7 +92,7 @@ class EarlyStopping:
         score = done.score(model=self.model)
         if score is None:
             return None
-        if done.folder not in self._scores:  # a resumed part has rounds that were not seen here
+        if done.folder not in self._scores:  # a resumed trial has rounds that were not seen here
             trial = read_trial(done.folder, done.label, "", done.seed)
             evaluated = by_round(trial, self.model, "validation")
             self._scores[done.folder] = {

@@ -43,7 +43,7 @@ from .manifest import open_run, read_data_manifest
 _READ_AGAIN = (
     *("*.json", "*.safetensors"),
     *("onboarded/[!.]*/*.json", "onboarded/[!.]*/*.safetensors"),
-)  # in the folder of a part
+)  # in the folder of a trial
 
 Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 
@@ -98,7 +98,7 @@ def _tests(out: Path) -> Iterator[Test]:
         yield path, partial(_holdings, path)
         yield from _of_trained_rows(path)
     for folder in sorted(out.glob("methods/*/seed-*")):
-        yield from _of_part(folder)
+        yield from _of_trial(folder)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ def _of_trained_rows(path: Path) -> Iterator[Test]:
         yield file, partial(check_trained_rows, file, stated)
 
 
-def _of_part(folder: Path) -> Iterator[Test]:
+def _of_trial(folder: Path) -> Iterator[Test]:
     commit, expected = None, dict[Path, str | None]()
     with suppress(InputError):  # which the tests of the commit and of the logs tell
         if not has_commit(folder):

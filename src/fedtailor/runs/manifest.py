@@ -56,12 +56,12 @@ class _OwnCode:
 
 
 def check_same(
-    experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]] | None = None
+    experiment: Experiment, out: Path, trials: Sequence[tuple[int, str]] | None = None
 ) -> dict[str, Any]:
-    """Check that ``parts`` of ``experiment``, pairs (seed, label), can be run in ``out``; None: all
-    of them. Nothing is there, or a run that it goes on with, perhaps with more methods, seeds or
-    rounds. Return the content of ``experiment.json`` from then on. Raises InputError where ``out``
-    holds anything else."""
+    """Check that ``trials`` of ``experiment``, pairs (seed, label), can be run in ``out``; None:
+    all of them. Nothing is there, or a run that it goes on with, perhaps with more methods, seeds
+    or rounds. Return the content of ``experiment.json`` from then on. Raises InputError where
+    ``out`` holds anything else."""
     wanted: dict[str, Any] = json.loads(json.dumps(_content(experiment)))
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():
@@ -79,18 +79,18 @@ def check_same(
     _check_sources(present, wanted, out)
     check_model(experiment.model, out)
     check_extends(present, wanted, experiment, out)
-    return extended(present, wanted, out, parts)
+    return extended(present, wanted, out, trials)
 
 
-def is_as_it_was(experiment: Experiment, out: Path, parts: Sequence[tuple[int, str]]) -> bool:
-    """Whether ``out`` holds all ``parts`` of ``experiment``, pairs (seed, label), and no local file
-    of its data was written or moved since the run was begun. One that is gone counts as
+def is_as_it_was(experiment: Experiment, out: Path, trials: Sequence[tuple[int, str]]) -> bool:
+    """Whether ``out`` holds all ``trials`` of ``experiment``, pairs (seed, label), and no local
+    file of its data was written or moved since the run was begun. One that is gone counts as
     unchanged."""
     file = out / "experiment.json"
     begun = [out / "partitions" / f"seed-{seed}.json" for seed in experiment.seeds]
     if not all(path.exists() for path in (file, *begun)):
         return False
-    if file.read_bytes() != seal_json(check_same(experiment, out, parts)):
+    if file.read_bytes() != seal_json(check_same(experiment, out, trials)):
         return False
     data, public = experiment.data, experiment.public
     paths = [Path(p).expanduser() for p in (data.path, data.test_path, public.path) if p]
@@ -163,12 +163,12 @@ def write_manifest(
     experiment: Experiment,
     federations: Mapping[int, Federation],
     out: Path,
-    parts: Sequence[tuple[int, str]],
+    trials: Sequence[tuple[int, str]],
 ) -> None:
-    """Write what is fixed before the first round of ``parts``, pairs (seed, label).
+    """Write what is fixed before the first round of ``trials``, pairs (seed, label).
     ``experiment.json`` marks a run; what is needed to open it is there before. Raises InputError
     where ``out`` holds a different run, or one of other data."""
-    content = seal_json(check_same(experiment, out, parts))
+    content = seal_json(check_same(experiment, out, trials))
     manifests = check_data(federations, out)
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     write_copies(copies(experiment), out)

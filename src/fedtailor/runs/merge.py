@@ -1,4 +1,4 @@
-"""One run directory from several: the parts of a grid that ran on several machines."""
+"""One run directory from several: the trials of a grid that ran on several machines."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class _Run:
     path: Path
     experiment: Mapping[str, Any]
 
-    def parts(self) -> Iterator[tuple[tuple[str, int], Path]]:
-        """((label, seed), folder) of every part that has a committed round."""
+    def trials(self) -> Iterator[tuple[tuple[str, int], Path]]:
+        """((label, seed), folder) of every trial that has a committed round."""
         for method in self.experiment["methods"]:
             for seed in self.experiment["seeds"]:
                 folder = trial_folder(self.path, method["label"], seed)
@@ -39,7 +39,7 @@ class _Run:
 
 
 def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
-    """Copy the parts of several run directories into one new directory; returns it.
+    """Copy the trials of several run directories into one new directory; returns it.
 
     The directories are those of one experiment, run with ``part="1/2"`` and ``part="2/2"``, or with
     some of its methods or seeds. The result has the bytes of one machine's run, but for timings and
@@ -50,7 +50,7 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
         out: the new directory, which must not exist, or be empty.
 
     Raises:
-        InputError: there are no ``runs``; the experiments or the data differ; a part is missing,
+        InputError: there are no ``runs``; the experiments or the data differ; a trial is missing,
             unfinished, or in two directories; ``out`` is not empty, or the working directory.
     """
     out = Path(out)
@@ -64,11 +64,11 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     opened = [_open(path) for path in map(Path, runs)]
     _check_same(opened)
     experiment = reduce(united, (run.experiment for run in opened))
-    parts = _all_parts(opened, experiment)
+    trials = _all_trials(opened, experiment)
     place.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f".{place.name}-merging-", place.parent) as stage:
         fresh = stage / "run"
-        _copy(opened, parts, fresh)
+        _copy(opened, trials, fresh)
         write_json(fresh / "experiment.json", experiment)
         fresh.replace(place)
     return out
@@ -85,13 +85,13 @@ def _open(path: Path) -> _Run:
     return _Run(path, content)
 
 
-def _copy(runs: Sequence[_Run], parts: Mapping[tuple[str, int], Path], out: Path) -> None:
+def _copy(runs: Sequence[_Run], trials: Mapping[tuple[str, int], Path], out: Path) -> None:
     """Copy all but experiment.json into the new directory ``out``."""
     out.mkdir()
     for run in runs:
         shutil.copytree(run.path / "partitions", out / "partitions", dirs_exist_ok=True)
         _copy_own_code(run.path, out)
-    for (label, seed), folder in parts.items():
+    for (label, seed), folder in trials.items():
         target = trial_folder(out, label, seed)
         shutil.copytree(folder, target, copy_function=copy_sparse)
     shutil.copyfile(runs[0].path / "environment.json", out / "environment.json")
@@ -126,29 +126,29 @@ def _check_same(runs: Sequence[_Run]) -> None:
                 )
 
 
-def _all_parts(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tuple[str, int], Path]:
-    """The folder of every part of ``experiment``."""
-    parts: dict[tuple[str, int], Path] = {}
+def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tuple[str, int], Path]:
+    """The folder of every trial of ``experiment``."""
+    trials: dict[tuple[str, int], Path] = {}
     twice, unfinished, rounds = [], [], experiment["rounds"]
     for run in runs:
-        for key, folder in run.parts():
-            if key in parts:
-                twice.append(f"{_title(key)} (in {parts[key].parents[2]} and {run.path})")
+        for key, folder in run.trials():
+            if key in trials:
+                twice.append(f"{_title(key)} (in {trials[key].parents[2]} and {run.path})")
                 continue
-            parts[key], commit = folder, read_commit(folder)
+            trials[key], commit = folder, read_commit(folder)
             if commit.diverged is None and not (commit.finished and commit.round >= rounds):
                 unfinished.append(
                     f"{_title(key)} (round {commit.round} of {rounds} in {run.path}; to finish "
                     "it, run it there again with the same --part)"
                 )
     wanted = [(m["label"], s) for m in experiment["methods"] for s in experiment["seeds"]]
-    missing = [_title(key) for key in wanted if key not in parts]
+    missing = [_title(key) for key in wanted if key not in trials]
     problems = {"twice": twice, "unfinished": unfinished, "missing": missing}
     if any(problems.values()):
         raise InputError(
             "; ".join(f"{what}: {', '.join(keys)}" for what, keys in problems.items() if keys)
         )
-    return parts
+    return trials
 
 
 def _copy_own_code(run: Path, out: Path) -> None:

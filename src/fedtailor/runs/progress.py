@@ -69,10 +69,10 @@ class Progress:
     ) -> None:
         self._log = log.open("a", encoding="utf-8")
         self._left: dict[str, int] = defaultdict(int)
-        self._parts: dict[str, int] = defaultdict(int)  # that have not begun
+        self._trials: dict[str, int] = defaultdict(int)  # that have not begun
         for (label, _), rounds in left.items():
             self._left[label] += rounds
-            self._parts[label] += rounds > 0
+            self._trials[label] += rounds > 0
         self._expected = dict(expected)
         self._once = {label: seconds for label, seconds in (once or {}).items() if seconds > 0}
         self._more = 0.0  # seconds of the round under way that the next ones will not take
@@ -106,7 +106,7 @@ class Progress:
         """The next trial begins, or goes on after round ``done``."""
         self._stage, self._number = stage, done
         self._evaluations, self._shown = (), ""
-        self._parts[stage.label] = max(0, self._parts[stage.label] - 1)
+        self._trials[stage.label] = max(0, self._trials[stage.label] - 1)
         self._is_first, self._more = True, self._once.get(stage.label, 0.0)
         self._round_begun = time.monotonic()
         self._bar.set_description_str(stage.title, refresh=False)
@@ -210,7 +210,9 @@ class Progress:
         mean = seconds / rounds if rounds else 0.0
         expected = sum(self._expected.get(k, 0.0) * n for k, (_, n) in self._measured.items())
         slower = seconds / expected if expected else 1.0
-        left = self._more + slower * sum(self._once.get(k, 0.0) * n for k, n in self._parts.items())
+        left = self._more + slower * sum(
+            self._once.get(k, 0.0) * n for k, n in self._trials.items()
+        )
         for label, count in self._left.items():
             total, measured = self._measured.get(label, (0.0, 0.0))
             usual = slower * self._expected[label] if label in self._expected else mean

@@ -79,7 +79,7 @@ class TrainedMethod:
 
     @property
     def folder(self) -> Path:
-        """The part of the run directory that belongs to the method and the seed."""
+        """The trial's folder in the run directory."""
         return trial_folder(self.run, self.label, self.seed)
 
     @property

@@ -37,7 +37,7 @@ MOST_ROLL_BACKS = 100  # over Flower each gives the run another name, which all 
 
 @dataclass(frozen=True)
 class StartRecord:
-    """What ``start.json`` says: what a part goes on from, and how many of the old run's clients go
+    """What ``start.json`` says: what a trial goes on from, and how many of the old run's clients go
     on with it. ``model_seed`` is that of the values that the model and its adapters begin with."""
 
     run: str
@@ -125,7 +125,7 @@ def load_state(path: Path, commit: Commit) -> Params:
 
 
 def read_server(folder: Path, commit: Commit, number: int) -> Server:
-    """The server's state after round ``number`` of the part in ``folder``: the last one, or a best
+    """The server's state after round ``number`` of the trial in ``folder``: the last one, or a best
     one. Raises InputError where it is missing or damaged."""
     last = number == commit.round
     path = last_state_path(folder, commit) if last else state_path(folder, number)
@@ -134,14 +134,14 @@ def read_server(folder: Path, commit: Commit, number: int) -> Server:
 
 
 def model_seed(folder: Path, seed: int) -> int:
-    """The seed of the values that the model and its adapters begin with, of the part in ``folder``:
-    the part's own, or that of the run it goes on from, since frozen values have to stay."""
+    """The seed of the values that the model and its adapters begin with, of the trial in
+    ``folder``: its own, or that of the run it goes on from, since frozen values have to stay."""
     path = folder / START_FILE
     return read_record(StartRecord, path).model_seed if path.exists() else seed
 
 
 def finish_roll_back(folder: Path, commit: Commit) -> None:
-    """Do what is left to do in the folder of a part once ``commit`` says that it went back to its
+    """Do what is left to do in the folder of a trial once ``commit`` says that it went back to its
     best round: put the private states of that round into their places, and remove what later rounds
     have written for good, with the refusals in them. A kill loses nothing: it can be done again.
     Raises InputError where a file is missing or damaged."""
@@ -157,8 +157,8 @@ def finish_roll_back(folder: Path, commit: Commit) -> None:
 
 
 def refusals_until(folder: Path, number: int) -> bytes:
-    """The refusals in the folder of a part up to round ``number``. Raises InputError where the file
-    is damaged."""
+    """The refusals in the folder of a trial up to round ``number``. Raises InputError where the
+    file is damaged."""
     path = folder / REFUSED_FILE
     lines = whole_lines(path) if path.exists() else []
     return b"".join(line for line in lines if read_refused(line, path).round <= number)
@@ -166,7 +166,7 @@ def refusals_until(folder: Path, number: int) -> bytes:
 
 class CommittedStates:
     """The private tensors of the clients that had trained by round ``number``, the last one or the
-    best, of the part in ``folder``."""
+    best, of the trial in ``folder``."""
 
     def __init__(self, folder: Path, number: int, commit: Commit) -> None:
         """Open the files that are there. Raises InputError where one is damaged, or not the one

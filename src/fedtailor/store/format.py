@@ -29,7 +29,7 @@ import xxhash
 
 from ..errors import InputError, brief, naming
 
-# The end of a line of run.log about a part: how far the run was then.
+# The end of a line of run.log about a trial: how far the run was then.
 SHARE_OF_RUN = re.compile(r"; \d+ % of the run(, about .+ left)?$")
 
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..errors import InputError
 from .checked import check_results, load_json, read_json, record, records
 from .format import check_belongs, committed_bytes, trial_of
-from .records import BestRound, Commit, Evaluation, RefusedResult, Round
+from .records import BestRound, Commit, EvaluationLine, RefusedResult, RoundLine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,11 +51,11 @@ def read_log(
 
 def _check_lengths(line: DataclassInstance, source: str) -> None:
     """Raise InputError where a line of a log has another number of values than clients."""
-    if isinstance(line, Round):
+    if isinstance(line, RoundLine):
         check_results(line.losses, len(line.cohort), f"{source}: losses")
         check_results(line.steps, len(line.cohort), f"{source}: steps")
         check_results([line.train_loss], 1, f"{source}: train_loss")
-    elif isinstance(line, Evaluation):
+    elif isinstance(line, EvaluationLine):
         by_name = {name: getattr(line, name) for name in ("num_examples", "loss", "accuracy")}
         for name, values in (by_name | dict(line.metrics)).items():
             check_results(values, len(line.clients), f"{source}: {name}")

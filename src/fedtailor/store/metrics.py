@@ -196,8 +196,8 @@ def summary(evaluation: ClientResults, metric: Metric) -> Summary:
     Raises:
         InputError: the run has no such metric, or no client has examples.
 
-    >>> from fedtailor.store.records import Evaluation
-    >>> e = Evaluation(3, "personal", "test", [0, 1], [4, 0], [0.5, None], [0.75, None])
+    >>> from fedtailor.store.records import EvaluationLine
+    >>> e = EvaluationLine(3, "personal", "test", [0, 1], [4, 0], [0.5, None], [0.75, None])
     >>> summary(e, "accuracy").mean
     0.75
     """

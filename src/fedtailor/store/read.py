@@ -34,13 +34,13 @@ from .records import (
     DataManifest,
     Environment,
     EvaluateRecord,
-    Evaluation,
+    EvaluationLine,
     ExperimentRecord,
     MethodRecord,
     ModelRecord,
     OmissionRecord,
     Partition,
-    Round,
+    RoundLine,
     ScheduleRecord,
     StartFrom,
     Timing,
@@ -66,8 +66,8 @@ class Trial:
     seed: int
     folder: Path
     commit: Commit
-    history: Sequence[Round]
-    evaluations: Sequence[Evaluation]
+    history: Sequence[RoundLine]
+    evaluations: Sequence[EvaluationLine]
     timings: Sequence[Timing]
     costs: Costs | None  # None: training diverged in the first round
 
@@ -130,8 +130,8 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
         seed=seed,
         folder=folder,
         commit=commit,
-        history=read_log(Round, folder / "history.jsonl", commit),
-        evaluations=read_log(Evaluation, folder / "clients.jsonl", commit),
+        history=read_log(RoundLine, folder / "history.jsonl", commit),
+        evaluations=read_log(EvaluationLine, folder / "clients.jsonl", commit),
         timings=timings,
         costs=read_record(Costs, costs) if commit.round or costs.exists() else None,
     )

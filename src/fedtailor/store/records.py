@@ -141,7 +141,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundLine:
     """One line of history.jsonl. ``trained`` and ``trained_steps`` count all clients that have
     trained, where that is not the cohort alone; the bytes are those of all of them. ``norms`` are
     those of the cohort's uploads. ``bounds`` has the settings that bound them, in the first line,
@@ -183,7 +183,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationLine:
     """One line of clients.jsonl: the results of every client after a round. ``metrics`` are the
     experiment's own by name, None where one is undefined."""
 

@@ -41,7 +41,7 @@ from .format import (
 )
 from .logs import LOGS, read_log
 from .read import read_experiment
-from .records import Round
+from .records import RoundLine
 from .row_file import RowFile
 from .run_directory import LOG, locked, log_lines
 from .trial import TrialStore
@@ -159,7 +159,7 @@ class _Trial:
     def about(self) -> list[str]:
         """The lines that say that it goes back, and what norms say of how it was spoiled."""
         folder, commit, best = self.folder, self.commit, self.commit.best_round
-        history = read_log(Round, folder / "history.jsonl", commit)
+        history = read_log(RoundLine, folder / "history.jsonl", commit)
         norms = about_norms({line.round: line.norm_by_client for line in history}, best)
         went = f"{self.title}: rolled back from round {commit.round} to round {best}"
         return [went, *(f"{self.title}: {line}" for line in norms)]

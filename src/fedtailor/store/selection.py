@@ -12,7 +12,7 @@ from ..objectives import DEFAULT  # noqa: F401
 from ..objectives.objective import Objective
 from .metrics import Metric, best_round, higher_is_better, is_percentage, summary
 from .read import Run, Trial
-from .records import Evaluation
+from .records import EvaluationLine
 
 Model = Literal["personal", "global", "novel"]
 
@@ -23,7 +23,7 @@ class SelectedRound:
 
     round: int
     by_validation: bool  # False: there are no validation examples, and this is the last round
-    test: Evaluation
+    test: EvaluationLine
 
 
 def selection_metric(experiment: Mapping[str, Any], objective: Objective) -> Metric:
@@ -49,7 +49,7 @@ def metric_of(runs: Sequence[Run]) -> Metric:
     return metrics.pop() if len(metrics) == 1 else runs[0].objective.selects
 
 
-def by_round(trial: Trial, model: Model, split: str) -> dict[int, Evaluation]:
+def by_round(trial: Trial, model: Model, split: str) -> dict[int, EvaluationLine]:
     """Return by round the evaluations of ``model`` on ``split`` for which a client has examples."""
     return {
         evaluation.round: evaluation
@@ -58,7 +58,7 @@ def by_round(trial: Trial, model: Model, split: str) -> dict[int, Evaluation]:
     }
 
 
-def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, Evaluation] | None:
+def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, EvaluationLine] | None:
     """Return the round with the best validation results of ``model``, and these results; where none
     is a number, the last evaluated round. None without any."""
     found = by_round(trial, model, "validation")

@@ -61,8 +61,7 @@ from .format import (
 from .lines import clients_line, confusion_of, history_line, timings_line
 from .logs import LOGS, read_log
 from .metrics import Metric
-from .records import Round as RoundLine
-from .records import Timing
+from .records import RoundLine, Timing
 
 
 class TrialStore:

@@ -15,7 +15,7 @@ from ..store.format import dotted, has_commit, trial_folder
 from ..store.logs import read_commit, read_log
 from ..store.metrics import summary
 from ..store.read import read, read_environment, read_experiment
-from ..store.records import Commit, Evaluation, Round, Timing
+from ..store.records import Commit, EvaluationLine, RoundLine, Timing
 
 Values = dict[str, float]
 _NONE = Commit(0, 0, False, {"history": 0, "clients": 0, "timings": 0})
@@ -96,16 +96,16 @@ class TrackedTrial:
         if commit.bytes == old:
             return {}
         points: dict[int, Values] = {}
-        for line in read_log(Round, self.folder / "history.jsonl", commit, old):
+        for line in read_log(RoundLine, self.folder / "history.jsonl", commit, old):
             points[line.round] = self._of_round(line)
         for timing in read_log(Timing, self.folder / "timings.jsonl", commit, old):
             # a run that goes on from another one is evaluated as round 0, which is not in history
             points.setdefault(timing.round, {}).update(self._of_timing(timing))
-        for evaluation in read_log(Evaluation, self.folder / "clients.jsonl", commit, old):
+        for evaluation in read_log(EvaluationLine, self.folder / "clients.jsonl", commit, old):
             points.setdefault(evaluation.round, {}).update(_of_evaluation(evaluation))
         return {number: _numbers(points[number]) for number in sorted(points)}
 
-    def _of_round(self, line: Round) -> Values:
+    def _of_round(self, line: RoundLine) -> Values:
         self._bytes += line.bytes_down + line.bytes_up
         return {
             "train/loss": math.nan if line.train_loss is None else line.train_loss,
@@ -163,7 +163,7 @@ def trials(run: Path) -> list[TrackedTrial]:
     ]
 
 
-def _of_evaluation(line: Evaluation) -> Values:
+def _of_evaluation(line: EvaluationLine) -> Values:
     """Means over clients, and the result of the client at the worst tenth."""
     if not any(line.num_examples):
         return {}
