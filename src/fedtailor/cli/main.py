@@ -7,56 +7,35 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import fedtailor
 
 from ..errors import InputError, one_line, unknown
 from ..user_code import own_faults
-from . import (
-    advise,
-    check,
-    check_method,
-    compare,
-    deploy,
-    describe,
-    doctor,
-    export,
-    layers,
-    merge,
-    new,
-    onboard,
-    predict,
-    report,
-    rollback,
-    run,
-    track,
-    tune,
-    watch,
-)
-from . import list as listing
 
-_COMMANDS = {
-    "new": (new.add, "write an experiment file for a table of your own"),
-    "advise": (advise.add, "name methods to try for the clients of an experiment"),
-    "run": (run.add, "run an experiment file, or go on with a run directory"),
-    "watch": (watch.add, "follow a run in the terminal, or as a page in the browser"),
-    "merge": (merge.add, "put the parts of a grid that several machines ran together"),
-    "rollback": (rollback.add, "take methods that have diverged back to their best round"),
-    "compare": (compare.add, "print the table of one or several runs"),
-    "report": (report.add, "draw one or several runs as one HTML file"),
-    "list": (listing.add, "list the methods, or the built-in experiments, data sets and models"),
-    "describe": (describe.add, "a method's fields, update and paper"),
-    "check-method": (check_method.add, "check that a method does what every method must"),
-    "layers": (layers.add, "choose which upper layers to train"),
-    "tune": (tune.add, "search for settings on validation data"),
-    "predict": (predict.add, "use a model of a finished run"),
-    "onboard": (onboard.add, "let a new client join a finished run"),
-    "export": (export.add, "write a model of a finished run for use without this library"),
-    "track": (track.add, "give an experiment tracker what a run has committed"),
-    "deploy": (deploy.add, "run over Flower, at sites that keep their data"),
-    "doctor": (doctor.add, "check the installation, and say what to do"),
-    "check": (check.add, "look for damaged files in a run directory"),
+_COMMANDS = {  # by name, each in a file of its own
+    "new": "write an experiment file for a table of your own",
+    "advise": "name methods to try for the clients of an experiment",
+    "run": "run an experiment file, or go on with a run directory",
+    "watch": "follow a run in the terminal, or as a page in the browser",
+    "merge": "put the parts of a grid that several machines ran together",
+    "rollback": "take methods that have diverged back to their best round",
+    "compare": "print the table of one or several runs",
+    "report": "draw one or several runs as one HTML file",
+    "list": "list the methods, or the built-in experiments, data sets and models",
+    "describe": "a method's fields, update and paper",
+    "check-method": "check that a method does what every method must",
+    "layers": "choose which upper layers to train",
+    "tune": "search for settings on validation data",
+    "predict": "use a model of a finished run",
+    "onboard": "let a new client join a finished run",
+    "export": "write a model of a finished run for use without this library",
+    "track": "give an experiment tracker what a run has committed",
+    "deploy": "run over Flower, at sites that keep their data",
+    "doctor": "check the installation, and say what to do",
+    "check": "look for damaged files in a run directory",
 }
 
 
@@ -114,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
     whole = _Parser(prog="fedtailor", description=fedtailor.__doc__)
     whole.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for name, (add, what) in _COMMANDS.items():
+    for name, what in _COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         command.set_defaults(parser=command)
-        add(command)
+        import_module(f".{name.replace('-', '_')}", __package__).add(command)
     return whole

@@ -36,7 +36,6 @@ _NO_END = (
     "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
     "where a text ends"
 )
-_IGNORED = ", which are ignored"
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
 Told = Callable[[Kind, Indices, str], list[Omission]]
 _TIMEOUT = 5.0  # seconds for the hub to answer

@@ -53,7 +53,7 @@ class ClientsOfRound:
 def has_ended(experiment: Experiment, out: Path) -> bool:
     """Whether no round of a run is left."""
     return all(
-        has_commit(folder) and _ended(folder, experiment.rounds)
+        has_commit(folder) and read_commit(folder).has_ended(experiment.rounds)
         for _, _, folder in _trials(experiment, out)
     )
 
@@ -62,12 +62,6 @@ def _trials(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]
     for label in experiment.methods:
         for seed in experiment.seeds:
             yield label, seed, trial_folder(out, label, seed)
-
-
-def _ended(folder: Path, rounds: int) -> bool:
-    """Whether a trial has ended, and with no fewer than ``rounds``: some may have been added."""
-    commit = read_commit(folder)
-    return (commit.finished and commit.round >= rounds) or commit.diverged is not None
 
 
 @dataclass(frozen=True)

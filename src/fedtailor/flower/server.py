@@ -111,7 +111,36 @@ def serve(
     check_remote(experiment)
     check_same(experiment, out)
     with closing(Nodes(grid, timeouts, experiment, sites)) as nodes:
-        return _serve(nodes, experiment, out, backbone, timeouts, names, new_clients)
+        nodes.model = fingerprint(experiment.model, out)
+        joining = NovelClients(nodes, experiment, out, new_clients, timeouts, backbone)
+        if has_ended(experiment, out) and joining.join_all():
+            return out
+        nodes.wait_for_clients()
+        federations = {
+            seed: remote_federation(nodes.infos, seed, names) for seed in experiment.seeds
+        }
+        dataset = federations[experiment.seeds[0]].dataset
+        if experiment.has_public:
+            public = public_of(experiment, dataset, backbone)
+            federations = {seed: replace(f, public=public) for seed, f in federations.items()}
+        backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))
+        inputs = Inputs(experiment, dataset, federations, backbones)
+        inputs.check()  # bad input shows before anything is written
+        if nodes.model is None:  # it was fetched from the hub since
+            nodes.model = fingerprint(experiment.model)
+            nodes.wait_for_clients()
+
+        def run_trial(trial: TrialRun) -> None:
+            _run_trial(inputs, trial, nodes, timeouts)
+
+        def is_done(trial: TrialRun) -> bool:
+            return trial.store.last.finished and not clients_without_model(trial)
+
+        left = rounds_left(experiment, out)
+        summary = start_summary(inputs, left)
+        run_trials(experiment, federations, out, run_trial, is_done, left=left, summary=summary)
+        joining.join_all()
+        return out
 
 
 def check_remote(experiment: Experiment) -> None:
@@ -124,45 +153,6 @@ def check_remote(experiment: Experiment) -> None:
         raise InputError(
             f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
         )
-
-
-def _serve(
-    nodes: Nodes,
-    experiment: Experiment,
-    out: Path,
-    backbone: Backbone | None,
-    timeouts: Timeouts,
-    names: tuple[str, ...] | None,
-    new_clients: range,
-) -> Path:
-    nodes.model = fingerprint(experiment.model, out)
-    joining = NovelClients(nodes, experiment, out, new_clients, timeouts, backbone)
-    if has_ended(experiment, out) and joining.join_all():
-        return out
-    nodes.wait_for_clients()
-    federations = {seed: remote_federation(nodes.infos, seed, names) for seed in experiment.seeds}
-    dataset = federations[experiment.seeds[0]].dataset
-    if experiment.has_public:
-        public = public_of(experiment, dataset, backbone)
-        federations = {seed: replace(f, public=public) for seed, f in federations.items()}
-    backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))
-    inputs = Inputs(experiment, dataset, federations, backbones)
-    inputs.check()  # bad input shows before anything is written
-    if nodes.model is None:  # it was fetched from the hub since
-        nodes.model = fingerprint(experiment.model)
-        nodes.wait_for_clients()
-
-    def run_trial(trial: TrialRun) -> None:
-        _run_trial(inputs, trial, nodes, timeouts)
-
-    def is_done(trial: TrialRun) -> bool:
-        return trial.store.last.finished and not clients_without_model(trial)
-
-    left = rounds_left(experiment, out)
-    summary = start_summary(inputs, left)
-    run_trials(experiment, federations, out, run_trial, is_done, left=left, summary=summary)
-    joining.join_all()
-    return out
 
 
 def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts) -> None:

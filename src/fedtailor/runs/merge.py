@@ -136,7 +136,7 @@ def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tup
                 twice.append(f"{_title(key)} (in {trials[key].parents[2]} and {run.path})")
                 continue
             trials[key], commit = folder, read_commit(folder)
-            if commit.diverged is None and not (commit.finished and commit.round >= rounds):
+            if not commit.has_ended(rounds):
                 unfinished.append(
                     f"{_title(key)} (round {commit.round} of {rounds} in {run.path}; to finish "
                     "it, run it there again with the same --part)"

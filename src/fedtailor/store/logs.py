@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .checked import check_results, load_json, read_json, record, records
@@ -12,9 +12,7 @@ from .format import check_belongs, committed_bytes, trial_of
 from .records import BestRound, Commit, EvaluationLine, RefusedResult, RoundLine
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Record = TypeVar("Record", bound=DataclassInstance)
+    from .checked import DataclassInstance, Record
 
 LOGS = ("history", "clients", "timings")
 

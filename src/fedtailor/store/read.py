@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -46,12 +46,6 @@ from .records import (
     Timing,
 )
 from .tensors import tensors
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Record = TypeVar("Record", bound=DataclassInstance)
-
 
 _COUNTS = {"train", "validation", "test", "labels", "clusters", "majority", "majority_correct"}
 StrPath = str | os.PathLike[str]

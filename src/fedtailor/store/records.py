@@ -118,6 +118,10 @@ class Commit:
         """Whether a run would not go on with it by itself: it has finished, or diverged."""
         return self.finished or self.diverged is not None
 
+    def has_ended(self, rounds: int) -> bool:
+        """Whether it has diverged, or finished with so many ``rounds``: some may be added."""
+        return (self.finished and self.round >= rounds) or self.diverged is not None
+
     @property
     def is_going_back(self) -> bool:
         """Whether a roll-back may have something to do: no round is committed since."""

@@ -34,7 +34,8 @@ class Tracker(Protocol):
         """Close the run; ``result`` if anything was added and the trial has ended or stopped."""
 
     def flush(self) -> None:
-        """Write what has been added."""
+        """Write what has been added, where the tracker doesn't by itself."""
+        return
 
 
 def track(

@@ -10,6 +10,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from .follow import Tracker
 from .trial import TrackedTrial, Values
 
 ERRORS = (MlflowException,)
@@ -19,7 +20,7 @@ _ROUND = "round"  # the metric that says which rounds are there
 _LONGEST = 500  # characters of a parameter's value
 
 
-class MLflow:
+class MLflow(Tracker):
     """A tracker. One batch holds all values of a round, so a round is there or it is not."""
 
     def __init__(self, run: Path, project: str | None) -> None:
@@ -65,9 +66,6 @@ class MLflow:
         elif trial.has_ended:
             status = "FAILED" if trial.commit.diverged else "FINISHED"
             self._client.set_terminated(self._run, status)
-
-    def flush(self) -> None:
-        """A batch is written at once."""
 
 
 tracker = MLflow

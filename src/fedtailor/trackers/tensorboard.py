@@ -17,13 +17,14 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from ..errors import InputError
 from ..report.text import markdown
+from .follow import Tracker
 from .trial import TrackedTrial, Values
 
 ERRORS = (OSError,)
 _SUFFIX = ".fedtailor"  # of our files; no others are touched
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """A tracker. It writes into the folder ``project``, or into the run directory.
 
     Raises:

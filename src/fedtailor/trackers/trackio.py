@@ -8,12 +8,13 @@ from pathlib import Path
 import trackio
 from huggingface_hub.errors import LocalTokenNotFoundError
 
+from .follow import Tracker
 from .trial import TrackedTrial, Values
 
 ERRORS = (ValueError, ConnectionError, LocalTokenNotFoundError)
 
 
-class Trackio:
+class Trackio(Tracker):
     """A tracker. It finds a run by its name, which therefore ends in the trial's key."""
 
     def __init__(self, run: Path, project: str | None) -> None:
@@ -47,9 +48,6 @@ class Trackio:
             self._run.log(dict(result), step=self._last)
         self._run.finish()
         self._run = None
-
-    def flush(self) -> None:
-        """Trackio writes by itself."""
 
 
 tracker = Trackio

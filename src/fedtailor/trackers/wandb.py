@@ -8,6 +8,7 @@ from pathlib import Path
 
 import wandb
 
+from .follow import Tracker
 from .trial import TrackedTrial, Values
 
 ERRORS = (wandb.Error,)
@@ -21,7 +22,7 @@ def _remove_offline_files(key: str) -> None:
             shutil.rmtree(folder)
 
 
-class WandB:
+class WandB(Tracker):
     """A tracker. W&B itself says which rounds a run has; without a connection it can't, and the
     run's files are written anew."""
 
@@ -58,9 +59,6 @@ class WandB:
             self._run.summary.update(dict(result))
         self._run.finish(1 if trial.commit.diverged else 0)
         self._run = None
-
-    def flush(self) -> None:
-        """W&B sends by itself."""
 
 
 tracker = WandB

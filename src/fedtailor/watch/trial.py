@@ -45,9 +45,7 @@ class FollowedTrial:
     @property
     def has_ended(self) -> bool:
         """Whether no round is left."""
-        commit = self._trial.commit
-        has_all = commit.finished and commit.round >= self._rounds
-        return has_all or commit.diverged is not None
+        return self._trial.commit.has_ended(self._rounds)
 
     def look(self) -> None:
         """Read what is new.
