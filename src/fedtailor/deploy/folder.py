@@ -21,7 +21,7 @@ from ..data.tables import FORMATS
 from ..errors import InputError, brief, listed, missing_file, unknown, whole_number
 from ..flower.nodes import Timeouts
 from ..flower.server import check_remote
-from ..runs.experiment import Experiment, load, parse, read, read_toml
+from ..runs.experiment import Experiment, load, own_code, parse, read, read_toml
 from ..runs.fields import build
 from ..runs.manifest import copies
 from ..runs.settings import Settings
@@ -270,7 +270,7 @@ def init(
     content["split"] = {"scheme": "natural", "clients": deployment.total, **split}
     deployed = parse(content)
     check_remote(deployed)
-    _name_copies(content, deployed)
+    _name_copies(content)
     texts = {
         **_APP,
         "experiment.toml": tomli_w.dumps(content),
@@ -286,31 +286,16 @@ def init(
     return open_folder(folder)
 
 
-def _name_copies(content: dict[str, Any], deployed: Experiment) -> None:
+def _name_copies(content: dict[str, Any]) -> None:
     """Let the ``content`` of ``experiment.toml`` name the copies of the user's own files."""
-    for label, own in deployed.origins.items():
-        content["methods"][label]["class"] = _in_folder(own.reference, f"methods/{label}")
-    if deployed.model.factory is not None:
-        _check_exists("model.factory", deployed.model.factory)
-        content["model"]["factory"] = _in_folder(deployed.model.factory, "factory")
-    metrics = content.get("evaluate", {}).get("metrics", [])
-    for at, metric in enumerate(metrics):
-        if ":" in metric:
-            _check_exists("evaluate.metrics", metric)
-            metrics[at] = _in_folder(metric, "metrics")
-
-
-def _check_exists(key: str, reference: str) -> None:
-    try:
-        origin_of(reference)
-    except InputError as error:
-        raise InputError(f"{key}: {error}") from error
-
-
-def _in_folder(reference: str, folder: str) -> str:
-    """What names a copy in the deployment's ``folder``, or a module, which has none."""
-    named = portable(reference)
-    return f"{folder}/{named}" if named.rpartition(":")[0].endswith(".py") else named
+    for code in own_code(content):
+        try:
+            origin_of(code.reference)
+        except InputError as error:
+            raise InputError(f"{code.key}: {error}") from error
+        named = portable(code.reference)
+        is_file = named.rpartition(":")[0].endswith(".py")
+        code.section[code.name] = f"{code.folder}/{named}" if is_file else named
 
 
 def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:

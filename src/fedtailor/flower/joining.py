@@ -144,7 +144,8 @@ class NovelClients:
                 else:
                     joined.append(client)
                     _warn(f"{title}: client {client} has joined; it keeps {words(reply.kept)}")
-            _record(folder, trained.round, joined)
+            if joined:
+                _record(folder, trained.round, joined)
 
 
 def _read_joined(folder: Path, number: int) -> list[int]:

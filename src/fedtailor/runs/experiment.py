@@ -6,7 +6,7 @@ import dataclasses
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -101,16 +101,7 @@ class Experiment:
     @cached_property
     def plan(self) -> Plan:
         """What the engine needs of it."""
-        return Plan(
-            self.rounds,
-            self.local,
-            self.cohort,
-            self.schedule,
-            self.engine,
-            self.evaluate,
-            self.attack,
-            self.faults,
-        )
+        return Plan(**{one.name: getattr(self, one.name) for one in dataclasses.fields(Plan)})
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values, methods as a list with their labels and names; the user's own
@@ -217,23 +208,51 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     return content
 
 
+@dataclass(frozen=True)
+class OwnCode:
+    """Code of the user's own that the plain values of an experiment name: ``key`` does, which is
+    ``name`` in ``section``. A copy of its file stands in ``folder`` of a run directory."""
+
+    key: str
+    section: Any
+    name: str | int
+    folder: str
+
+    @property
+    def reference(self) -> str:
+        """``FILE.py:NAME`` or ``package.module:NAME``."""
+        return str(self.section[self.name])
+
+
+def own_code(content: Mapping[str, Any]) -> Iterator[OwnCode]:
+    """The user's own code that an experiment's plain values name: as in a file, or with a list of
+    methods. Values that are none are passed over."""
+    methods = content.get("methods", {})
+    if isinstance(methods, list):
+        methods = {method["label"]: method for method in methods}
+    places: list[tuple[str, str, Any, str | int]] = [
+        (f"methods.{label}", f"methods/{label}", one, "class") for label, one in methods.items()
+    ]
+    places.append(("model.factory", "factory", content.get("model"), "factory"))
+    sections = [one for one in places if isinstance(one[2], dict) and one[3] in one[2]]
+    evaluate = content.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(metrics := evaluate.get("metrics"), list):
+        of_metrics = ("evaluate.metrics", "metrics", metrics)
+        sections += [(*of_metrics, at) for at, one in enumerate(metrics) if ":" in str(one)]
+    for key, folder, section, name in sections:
+        if isinstance(section[name], str):
+            yield OwnCode(key, section, name, folder)
+
+
 def _resolve_files(content: dict[str, Any], folder: Path) -> None:
     """Give the whole paths of the user's own files, and of data not in the current folder."""
-    tables = [*table_of(content.get("methods", {}), "methods").values(), content.get("model")]
-    for table in tables:
-        for key in ("class", "factory"):
-            if isinstance(table, dict) and isinstance(table.get(key), str):
-                table[key] = absolute(table[key], folder)
+    table_of(content.get("methods", {}), "methods")
+    for code in own_code(content):
+        code.section[code.name] = absolute(code.reference, folder)
     for section in (content.get("data"), content.get("public")):
         for key in ("path", "test_path"):
             if isinstance(section, dict) and isinstance(section.get(key), str):
                 section[key] = _data_path(section[key], folder)
-    evaluate = content.get("evaluate")
-    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
-        evaluate["metrics"] = [
-            absolute(metric, folder) if isinstance(metric, str) and ":" in metric else metric
-            for metric in evaluate["metrics"]
-        ]
 
 
 def _data_path(name: str, folder: Path) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..store.row_file import RowFile
 from ..store.trained_rows import write_trained_rows
 from ..user_code import stored
 from .base_model import MODEL_FILE, check_model, record_model
-from .experiment import Experiment, by_label, parse, source_place
+from .experiment import Experiment, OwnCode, by_label, own_code, parse, source_place
 from .extend import check_extends, extended
 from .settings import Settings, changed
 
@@ -38,21 +38,6 @@ _BLOCK = 1 << 16  # clients described at a time
 # Clients for whom the majority class is worked out. It needs their held-out rows, which stay in
 # memory for so many clients: the first evaluation uses them again.
 _MOST_SCORED = 10_000
-
-
-@dataclass(frozen=True)
-class _OwnCode:
-    """What ``key`` names, in ``section`` at ``name``; ``folder`` has the copy of its file."""
-
-    key: str
-    section: Any
-    name: str | int
-    folder: str
-    sha256: str | None
-
-    @property
-    def reference(self) -> str:
-        return str(self.section[self.name])
 
 
 def check_same(
@@ -99,29 +84,20 @@ def is_as_it_was(experiment: Experiment, out: Path, trials: Sequence[tuple[int, 
     return max(changed, default=0.0) < min(path.stat().st_mtime for path in begun)
 
 
-def _own_code(content: Mapping[str, Any]) -> Iterator[_OwnCode]:
-    """The user's own code that an ``experiment.json`` names."""
-    for method in content.get("methods", ()):
-        if "class" in method:
-            place = f"methods/{method['label']}"
-            yield _OwnCode(place.replace("/", "."), method, "class", place, method.get("sha256"))
-    model, metrics = content.get("model", {}), content.get("evaluate", {}).get("metrics", ())
-    named: list[tuple[str, Any, str | int]]
-    named = [("model.factory", model, "factory")] * bool(model.get("factory"))
-    named += [("evaluate.metrics", metrics, at) for at in range(len(metrics))]
-    for key, section, name in named:
-        if ":" in section[name]:
-            folder = key.partition(".")[2]
-            sha256 = content.get("sources", {}).get(source_place(section[name], folder))
-            yield _OwnCode(key, section, name, folder, sha256)
+def _sha256(content: Mapping[str, Any], code: OwnCode) -> str | None:
+    """What an ``experiment.json`` says that the source of ``code`` has; None: nothing."""
+    place = source_place(code.reference, code.folder)
+    is_method, sources = code.name == "class", content.get("sources", {})
+    stated: str | None = code.section.get("sha256") if is_method else sources.get(place)
+    return stated
 
 
 def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
     """Raise InputError where code of the user's own has changed."""
-    before = {(code.key, code.reference): code.sha256 for code in _own_code(present)}
-    for code in _own_code(wanted):
-        old = before.get((code.key, code.reference))
-        if old is not None and code.sha256 is not None and old != code.sha256:
+    before = {(code.key, code.reference): _sha256(present, code) for code in own_code(present)}
+    for code in own_code(wanted):
+        old, now = before.get((code.key, code.reference)), _sha256(wanted, code)
+        if None not in (old, now) and old != now:
             place = code.reference.rpartition(":")[0]
             copy = f" ({out / code.folder / place} is a copy)" * place.endswith(".py")
             raise InputError(
@@ -138,9 +114,10 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
     code of the user's own can't be loaded, or has changed."""
     content = read_experiment(out)
     del content["format"]
-    for code in _own_code(content):
+    for code in own_code(content):
         try:
-            code.section[code.name] = stored(code.reference, out / code.folder, code.sha256)
+            sha256 = _sha256(content, code)
+            code.section[code.name] = stored(code.reference, out / code.folder, sha256)
         except InputError as error:
             raise InputError(f"{code.key}: {error}") from error
     content.pop("sources", None)

@@ -23,7 +23,7 @@ from ..store.read import read as read_run
 from ..store.selection import by_round, metric_of
 from ..user_code import absolute
 from . import builtin
-from .experiment import Experiment, parse, read, read_toml
+from .experiment import Experiment, own_code, parse, read, read_toml
 from .fields import build
 from .run import run
 from .settings import Settings, set_dotted
@@ -344,12 +344,10 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
     }
     for label, origin in experiment.origins.items():
         plain["methods"][label]["class"] = origin.location
-    if experiment.model.factory is not None:
-        plain["model"]["factory"] = absolute(experiment.model.factory, Path())
-    plain["evaluate"]["metrics"] = [
-        absolute(metric, Path()) if ":" in metric else metric
-        for metric in experiment.evaluate.metrics
-    ]
+    plain["model"]["factory"] = experiment.model.factory
+    plain["evaluate"]["metrics"] = list(experiment.evaluate.metrics)
+    for code in own_code(plain):
+        code.section[code.name] = absolute(code.reference, Path())
     return tomli_w.dumps(_for_toml(plain))
 
 

@@ -12,7 +12,9 @@ from .format import check_belongs, committed_bytes, trial_of
 from .records import BestRound, Commit, EvaluationLine, RefusedResult, RoundLine
 
 if TYPE_CHECKING:
-    from .checked import DataclassInstance, Record
+    from _typeshed import DataclassInstance
+
+    from .checked import Record
 
 LOGS = ("history", "clients", "timings")
 
