@@ -42,7 +42,15 @@ T5 = transformers.T5Config(
     vocab_size=len(_TOKENS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
     pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
 )  # fmt: skip
-MODELS: dict[str, Any] = {"causal-lm": DECODER, "seq2seq": T5}  # by kind; the others: ENCODER
+MODELS: dict[str, Any] = {  # by kind; the others: ENCODER
+    "causal-lm": DECODER,
+    "instruct": DECODER,
+    "seq2seq": T5,
+}
+_CHAT = (
+    "{% for one in messages %}{% if one.role == 'assistant' %}{% generation %}{{ one.content }} "
+    "[SEP]{% endgeneration %}{% else %} [CLS] {{ one.content }} [SEP] {% endif %}{% endfor %}"
+)
 
 
 def rows(kind: str, number: int = 90) -> tuple[list[Any], list[Any] | None]:
@@ -57,6 +65,13 @@ def rows(kind: str, number: int = 90) -> tuple[list[Any], list[Any] | None]:
         return _questions(draw, number)
     if kind == "token-classification":
         return split, [_tags(words) for words in split]
+    if kind == "instruct":
+        roles = "user", "assistant"
+        turns = [(" ".join(words[:2]), " ".join(words[::-2])) for words in split]
+        return [
+            [{"role": role, "content": said} for role, said in zip(roles, turn, strict=True)]
+            for turn in turns
+        ], None
     targets: dict[str, list[Any]] = {
         "classification": ["long" if number > 42 else "short" for number in numbers],
         "multi-label": [[name for name in ("bed", "left", "night") if name in t] for t in texts],
@@ -93,7 +108,7 @@ def save_model(folder: Path, kind: str) -> Path:
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]", eos_token="[SEP]",
+        sep_token="[SEP]", eos_token="[SEP]", chat_template=_CHAT,
     ).save_pretrained(folder)  # fmt: skip
     return folder
 

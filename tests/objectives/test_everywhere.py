@@ -144,6 +144,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {  # by use.py, of what pred
     ),
     "question-answering": lambda of: of["answer"],
     "seq2seq": lambda of: of["text"],
+    "instruct": lambda of: of["text"],
     "causal-lm": lambda of: of["text"],
 }
 _USE = """
@@ -176,6 +177,8 @@ def used() -> dict[str, str]:
         of = ["--method", "fedsdg", "--client", "a", "--out", out]
         assert main(["export", str(folder / "run"), *of]) == 0
         inputs, _ = kinds.rows(kind)
+        if kind == "instruct":
+            inputs = [turns[0]["content"] for turns in inputs]
         one = OBJECTIVES[kind]
         names = [one.input_names[0], *one.second_names[:1]]
         with (folder / "ask.csv").open("w", newline="") as file:

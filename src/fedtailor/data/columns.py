@@ -137,8 +137,9 @@ def _joined(table: Any, config: DataConfig, objective: Objective, *, answered: b
         table.column_names, config, objective, lambda name: table[name][:], answered=answered
     )
     (name,) = objective.input_names
-    kept = table.remove_columns(name) if name in table.column_names else table
-    return kept.add_column(name, values)
+    if name in table.column_names:  # a table without any column would have no rows
+        table = table.rename_column(name, f"{name}, as it was")
+    return table.add_column(name, values)
 
 
 def joined_inputs(
