@@ -191,5 +191,5 @@ def test_a_method_that_refuses_all_models_cannot_be_checked() -> None:
         def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
             raise InputError("needs a thousand clients")
 
-    with pytest.raises(InputError, match="Refuses can't be checked: pictures: needs a thousand"):
+    with pytest.raises(InputError, match="can't be checked: pictures: own: needs a thousand"):
         check_method(Refuses(), on=[pictures()])
