@@ -200,6 +200,9 @@ class Classification(Objective):
             found.append(Prediction(words.classes[best], values[best], of_classes))
         return found
 
+    def undefined(self, targets: Labels, classes: Sequence[str]) -> tuple[str, ...]:
+        return ("auc", "matthews") if len(np.unique(targets)) < 2 else ()
+
     def columns(self, answer: Prediction) -> dict[str, Any]:
         """Return the label, its probability and those of all classes."""
         return {

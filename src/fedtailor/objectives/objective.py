@@ -276,6 +276,11 @@ class Objective(ABC):
         answers: list[Any] = predictions.tolist()
         return answers
 
+    def undefined(self, targets: Any, classes: Sequence[str]) -> Collection[str]:
+        """Return the metrics that a client with these ``targets`` can't have, whatever a model
+        predicts."""
+        return ()
+
     @abstractmethod
     def columns(self, answer: Any) -> dict[str, Any]:
         """Return an answer as columns of a table; ``probabilities`` by class are one each."""

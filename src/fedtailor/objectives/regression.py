@@ -158,6 +158,9 @@ class Regression(Objective):
         numbers: list[float] = predictions[:, 0].tolist()
         return numbers
 
+    def undefined(self, targets: Numbers, classes: Sequence[str]) -> tuple[str, ...]:
+        return ("r2", "pearson", "spearman") if len(np.unique(targets)) < 2 else ()
+
     def columns(self, answer: float) -> dict[str, Any]:
         """Return the number."""
         return {"number": answer}

@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -312,6 +312,12 @@ class TokenClassification(Objective):
                 tags[word] = words.classes[int(row[at]) - 1]
             found.append([*zip(one, tags, strict=True)])
         return found
+
+    def undefined(
+        self, targets: Sequence[NDArray[np.int64]], classes: Sequence[str]
+    ) -> tuple[str, ...]:
+        tags = {*chain(*(set(one.tolist()) for one in targets))} - {IGNORED}
+        return () if {classes[tag] for tag in tags} - {"O"} else ("entity_f1",)
 
     def columns(self, answer: Tagged) -> dict[str, Any]:
         """Return the words and their tags."""

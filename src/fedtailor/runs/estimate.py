@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         methods=methods,
         hints=[
             *_whole_models(experiment, labels, backbone, parameters),
-            *_undefined_auc(experiment, federation),
+            *_undefined(experiment, federation),
             *_short_batches(methods),
             *_long_evaluation(experiment, labels, federation),
         ],
@@ -141,21 +142,33 @@ def _short_batches(methods: Sequence[MethodSummary]) -> list[str]:
     return [line] if labels else []
 
 
-def _undefined_auc(experiment: Experiment, federation: Federation) -> list[str]:
-    """Say for how many clients the AUC will be undefined, since their rows are of one class."""
-    evaluate, labels = experiment.evaluate, federation.dataset.class_numbers
-    if "auc" not in evaluate.metrics or labels is None or federation.remote:
+def _undefined(experiment: Experiment, federation: Federation) -> list[str]:
+    """Say for how many clients a metric will be undefined, whatever a model predicts."""
+    dataset, asked = federation.dataset, experiment.evaluate.metrics
+    if not asked or federation.remote:
         return []
-    clients, lines = experiment.plan.evaluated_and_novel(federation), []
+    objective, lines = dataset.objective, []
+    clients = experiment.plan.evaluated_and_novel(federation)
+    chosen = experiment.evaluate.select or objective.selects
     for split in SPLITS:
-        classes = [len(np.unique(labels[federation.rows(one, split)])) for one in clients]
-        if count := sum(number < 2 for number in classes):
-            line = (
-                f"auc is undefined for {count} of {len(clients)} clients, whose {split} rows are "
-                "not of two classes; its mean is that of the others"
+        counts = Counter(
+            name
+            for client in clients
+            for name in objective.undefined(
+                dataset.targets(federation.rows(client, split)), dataset.classes
             )
-            if split == "validation" and evaluate.select == "auc" and count == len(clients):
-                line += "; so evaluate.select = 'auc' can choose no round: the last is reported"
+        )
+        for name, count in counts.items():
+            if name not in asked:
+                continue
+            every = count == len(clients)
+            line = (
+                f"{name} is undefined for {count} of {len(clients)} clients, whose {split} rows "
+                f"have all the same label, or none; "
+                f"{'it has no mean' if every else 'its mean is that of the others'}"
+            )
+            if every and split == "validation" and name == chosen:
+                line += f"; so evaluate.select = {name!r} can choose no round: the last is reported"
             lines.append(line)
     return lines
 
