@@ -41,12 +41,12 @@ from tabulate import tabulate
 from torch import Tensor
 
 from fedtailor import random
-from fedtailor.engine.aggregation import UploadStack
 from fedtailor.layers.low_rank import recompress
 from fedtailor.methods.fedmerge import merge, merge_backward
 from fedtailor.methods.fedsdg import alignment_weights
 from fedtailor.params import Params, flat
 from fedtailor.stacked import weighted_sum
+from fedtailor.uploads.collected import UploadStack
 from fedtailor.uploads.rules import krum_scores
 
 RESULTS = Path(__file__).parent / "results"
