@@ -8,7 +8,7 @@ export DO_NOT_TRACK := 1
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-long test-versions test-track house lint types format fashion-mnist vega katex bench bench-full fuzz fuzz-guided kills evidence-full docs clean
+.PHONY: help quickstart test test-slow test-long test-versions test-track test-oracles house lint types format fashion-mnist vega katex bench bench-full fuzz fuzz-guided kills evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ test-track: ## Test the experiment trackers offline, in an environment of their 
 	.venv-track/bin/python -m pip install -q -c constraints.txt -e ".[test,track]"
 	.venv-track/bin/python -m pytest tests/trackers
 	.venv-track/bin/python -m pytest tests/trackers/offline
+
+test-oracles: ## Compare with TRL, in an environment of its own
+	$(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/python -m pip install -q -c constraints.txt -e ".[test]" trl==1.16.0
+	OMP_NUM_THREADS=1 .venv-oracles/bin/python -m pytest tests/oracles
 
 house: $(VENV)/.installed ## Show the package's parts, their layers and circles of imports
 	$(BIN)/python -m tests.imports
@@ -82,7 +87,7 @@ docs: $(VENV)/.installed ## Build the documentation into site/; open site/index.
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs site
 
 clean: ## Remove the virtual environment and what tools left
-	rm -rf $(VENV) .venv-track build dist site docs/methods/families jupyter_execute *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-track .venv-oracles build dist site docs/methods/families jupyter_execute *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt requirements/data.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

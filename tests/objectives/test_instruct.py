@@ -99,6 +99,7 @@ def test_rows_of_every_form_are_the_same_conversation() -> None:
     assert names == ("system", "instruction", "input", "output")
     (parts,) = TASK.conversations([["you work here"], ["a bed"], [None], ["is free"]])
     assert parts == whole
+    assert TASK.conversations([None, [CHAT[:2]], [None], [CHAT[2:3]]]) == [whole]  # as TRL has them
     assert TASK.joined(["ask", "say"], "ask", None, "say") == ("", "ask", "", "say")
     assert TASK.recognised({"prompt": ["a"], "completion": ["b"]}) == {
         "text": "prompt", "label": "completion",

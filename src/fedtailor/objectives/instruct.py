@@ -63,16 +63,9 @@ class Instruct(CausalLM):
         if len(columns) == 1:
             return [_written(turns_of(cell, row)) for row, cell in enumerate(columns[0] or ())]
         rows = max(len(column) for column in columns if column is not None)
-        texts = [[""] * rows if column is None else _texts(column) for column in columns]
+        whole = [[None] * rows if column is None else column for column in columns]
         return [
-            _written(
-                [
-                    *([{"role": "system", "content": system}] if system else []),
-                    {"role": "user", "content": "\n\n".join(filter(None, (prompt, context)))},
-                    *([{"role": "assistant", "content": answer}] if answer else []),
-                ]
-            )
-            for system, prompt, context, answer in zip(*texts, strict=True)
+            _written(_of_cells(cells, row)) for row, cells in enumerate(zip(*whole, strict=True))
         ]
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
@@ -174,8 +167,19 @@ def _written(turns: Turns) -> str:
     return json.dumps(turns, ensure_ascii=False)
 
 
-def _texts(column: Sequence[Any]) -> list[str]:
-    return ["" if cell is None or cell != cell else str(cell) for cell in column]
+def _of_cells(cells: Sequence[Any], row: int) -> Turns:
+    """The messages of a system prompt, a prompt, its context and an answer. Each may be a list of
+    messages itself."""
+    turns: Turns = []
+    for cell, role in zip(cells, (_SYSTEM, "user", "context", "assistant"), strict=True):
+        text = "" if cell is None or cell != cell else str(cell)
+        if isinstance(cell, list | tuple | dict):
+            turns += turns_of(cell, row)
+        elif role == "context" and text and turns and turns[-1]["role"] == "user":
+            turns[-1]["content"] = "\n\n".join(filter(None, (turns[-1]["content"], text)))
+        elif text or role == "user":
+            turns.append({"role": "user" if role == "context" else role, "content": text})
+    return turns
 
 
 def _tokens(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
