@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
+from fedtailor.report.names import in_prose
 from fedtailor.runs.manifest import open_run
 from fedtailor.store.format import has_commit
 from fedtailor.store.logs import read_commit
@@ -135,11 +136,11 @@ wrote it prints the row again ([more](evidence.md#the-papers-claims)).
 ## How to read the tables
 
 - **the paper**: its number and where it stands. A place alone: the paper's text has no number.
-- **ours**: accuracies of each client's own model on its own test examples, in percent, at the round
-  that validation chose, the mean over clients, then over seeds; "A against B" in the order of the
-  claim, then A minus B with its 95 % interval over clients and seeds, or each seed's difference.
-  "±" is the standard deviation over seeds. *Beats*: is more accurate than. Rounds are those to the
-  lower of the two best validation accuracies; fewer are better.
+- **ours**: accuracies (of spans the F1) of each client's own model on its own test examples, in
+  percent, at the round that validation chose, the mean over clients, then over seeds; "A against B"
+  in the order of the claim, then A minus B with its 95 % interval over clients and seeds, or each
+  seed's difference. "±" is the standard deviation over seeds. *Beats*: is more accurate than.
+  Rounds are those to the lower of the two best validation accuracies; fewer are better.
 - **what differs** from the paper, beside the sentence above the table, and how many seeds were
   run if not three. A number that is counted needs none.
 
@@ -181,14 +182,15 @@ def page(found: Sequence[Line]) -> str:
 def _ends() -> str:
     """The methods whose best rate is the smallest or the largest one tried, in the experiments of
     the papers."""
-    said = [
-        f"`{label}` in `{file.removesuffix('.toml')}` ({end})"
-        for (file, _, label), tried in trials().items()
-        if file.startswith("papers/") and (end := end_of(tried))
-    ]
+    said: dict[str, None] = {}  # a dict keeps the order
+    for (file, _, label), tried in trials().items():
+        if file.startswith("papers/") and (end := end_of(tried)):
+            where = f"`{file.removesuffix('.toml')}`"
+            all_of = f"all methods in {where} (two were tried)"
+            said[all_of if len(tried) == 2 else f"`{label}` in {where} ({end})"] = None
     if not said:
         return "Each best rate lies between others that were tried."
-    return f"A better rate may lie beyond those that were tried for {', '.join(said)}."
+    return f"A better rate may lie beyond those that were tried for {in_prose([*said])}."
 
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:

@@ -12,15 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from evidence.run import CROSS, MAP, Run, has_ends, lines, planned
+from evidence.run import CROSS, MANIFESTS, MAP, Run, has_ends, lines, planned
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.report.paired import Paired, paired
 from fedtailor.store.format import dotted
-from fedtailor.store.metrics import summarise
+from fedtailor.store.metrics import higher_is_better, summarise
 
 FILE = "map.toml"
+TASKS: Mapping[str, float] = {
+    "papers/fedhft/pairs.toml": 0.5,  # any answer
+    "papers/fedhft/spans.toml": 0.2718,  # a passage drawn at random
+    "tweets.toml": 0.2907,  # the mean of a client's training rows
+}
+"""Other tasks, and the test score without a model."""
+
 ALONE = "local"
 _ADAM = ("optimiser.beta1", "optimiser.beta2", "optimiser.eps")  # SGD doesn't use them
 
@@ -32,10 +39,11 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting of the map: the lines of each method, by seed."""
+    """One setting of the map, or of another file: the lines of each method, by seed."""
 
     settings: tuple[str, ...]
     methods: Mapping[str, Mapping[int, Line]]
+    file: str = FILE
 
     @property
     def one(self) -> Line:
@@ -43,21 +51,22 @@ class Cell:
         return next(iter(self.methods[ALONE].values()))
 
     @property
+    def metric(self) -> str:
+        """What its scores are."""
+        metric: str = self.one["results"]["metric"]
+        return metric
+
+    @property
     def is_language_model(self) -> bool:
         """Its score is the loss a token."""
-        metric: str = self.one["results"]["metric"]
-        return metric == "loss"
+        return self.metric == "loss"
 
     def scores(self, label: str, seeds: Sequence[int]) -> list[dict[str, float]]:
-        """For each seed, by client the test accuracy, or minus a language model's loss."""
+        """For each seed, by client the test score, or minus a loss or an error."""
         found = [self.methods[label][seed]["results"]["personal"] for seed in seeds]
-        if self.is_language_model:
-            return [
-                {str(k): -loss for k, loss in zip(one["clients"], one["loss"], strict=True)}
-                for one in found
-            ]
+        sign = 1 if higher_is_better(self.metric) else -1
         return [
-            {str(k): score for k, score in zip(one["clients"], one["accuracy"], strict=True)}
+            {str(k): sign * x for k, x in zip(one["clients"], one[self.metric], strict=True)}
             for one in found
         ]
 
@@ -74,15 +83,19 @@ class Cell:
         """What is kept of the cell: its clients, and what each method came to."""
         settings, all_clients = self.one["settings"], [li["clients"] for li in self._all(ALONE)]
         clients = {key: round(mean(c[key] for c in all_clients), 4) for key in all_clients[0]}
-        if self.is_language_model:
-            clients |= {"label_overlap": None, "task": "causal-lm"}
+        usual = "causal-lm" if self.is_language_model else "classification"
+        task = settings["data"].get("task") or usual
+        if task != "classification":
+            clients |= {"label_overlap": None, "task": task}
+        if "pairs" in clients:
+            clients["pairs"] = True
         has_no_ends = not all(has_ends(li) for of in self.methods.values() for li in of.values())
-        split = settings["split"]
+        split, data = settings["split"], settings["data"]["name"] or Path(self.file).stem
         best = max(self.methods, key=lambda label: self._mean(label))
         return {
-            "data": settings["data"]["name"],
-            "task": "causal-lm" if self.is_language_model else "classification",
-            "modality": BUILTIN[settings["data"]["name"]].modality,
+            "data": data,
+            "task": task,
+            "modality": BUILTIN[data].modality if self.file == FILE else "text",
             "model": settings["model"]["name"],
             "pretrained": settings["model"]["pretrained"],
             "targets": settings["model"]["targets"],
@@ -92,11 +105,18 @@ class Cell:
             "clients": clients,
             "chosen": max(self.methods, key=self._validation),
             **({"has_ends": False} if has_no_ends else {}),
+            **self._other_task(),
             "methods": {
                 label: self._method(label, best)
                 for label in sorted(self.methods, key=lambda label: -self._mean(label))
             },
         }
+
+    def _other_task(self) -> dict[str, Any]:
+        if self.file == FILE:
+            return {}
+        without = TASKS[self.file]
+        return {"metric": self.metric, "file": self.file[:-5], "without_model": without}
 
     def _all(self, label: str) -> list[Line]:
         return [self.methods[label][seed] for seed in self.seeds(label)]
@@ -122,12 +142,14 @@ class Cell:
         """What stands for the method in a table."""
         if self.is_language_model:
             return {"perplexity": _rounded(self._perplexity(label))}
+        if self.metric != "accuracy":
+            return {"score": _rounded(abs(self._mean(label)))}
         return {"accuracy": _rounded(self._mean(label)), "decile": _rounded(self._decile(label))}
 
     def _validation(self, label: str) -> float:
         """The higher the better."""
         score: float = mean(li["results"]["personal"]["validation"] for li in self._all(label))
-        return -score if self.is_language_model else score
+        return score if higher_is_better(self.metric) else -score
 
     def _method(self, label: str, best: str) -> dict[str, Any]:
         found, seeds = self._all(label), self.seeds(label, ALONE)
@@ -198,16 +220,22 @@ def language_models() -> list[Cell]:
     return [cell for cell in cells(CROSS) if cell.is_language_model]
 
 
-def cells(manifest: Path = MAP) -> list[Cell]:
-    """The settings of a manifest that have results, in its order.
+def other_tasks() -> list[Cell]:
+    """The tasks that have results with all methods, beside texts and pictures with one label."""
+    return [cell for file in TASKS for cell in cells(*MANIFESTS, file=file)]
+
+
+def cells(*manifests: Path, file: str = FILE) -> list[Cell]:
+    """The settings of an experiment file that have results, in the order of the manifests; of the
+    map's by default.
 
     Raises:
         ValueError: a method has diverged; its other seeds would make it look better than it is.
     """
     kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
     wanted: dict[tuple[str, ...], dict[int, list[Run]]] = {}
-    for run in planned([manifest]):
-        if run.file == FILE and not _decides_a_rate(run):
+    for run in planned(manifests or [MAP]):
+        if run.file == file and not _decides_a_rate(run):
             wanted.setdefault(run.settings, {}).setdefault(run.seed, []).append(run)
     found = []
     for settings, by_seed in wanted.items():
@@ -220,7 +248,7 @@ def cells(manifest: Path = MAP) -> list[Cell]:
                         raise ValueError(f"{method} diverged in {settings} with seed {seed}")
                     methods.setdefault(method, {})[seed] = line
         if ALONE in methods:
-            found.append(Cell(settings, methods))
+            found.append(Cell(settings, methods, file))
     return found
 
 

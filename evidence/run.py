@@ -238,10 +238,13 @@ def _send(connection: Connection, run: Run, folder: Path) -> None:
 
 
 def clients_of(experiment: ft.Experiment) -> dict[str, float]:
-    """How many clients there are, their training examples, and what their labels have in common."""
+    """How many clients there are, their training examples, whether these are pairs of texts, and
+    what their labels have in common."""
     (federation,) = Inputs.load(experiment, None, None).federations.values()
     examples = [len(federation.rows(k, "train")) for k in range(federation.num_clients)]
     found = {"number": len(examples), "median_examples": float(np.median(examples))}
+    if federation.dataset.pair:
+        found["pairs"] = True
     if federation.dataset.class_numbers is not None:
         found["label_overlap"] = round(label_overlap(label_counts(federation)), 4)
     return found

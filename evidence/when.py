@@ -14,11 +14,14 @@ from statistics import mean
 from typing import Any
 
 from evidence import cross_cells, map_tuning
-from evidence.map_cells import ALONE, cells, language_models, planned_settings
+from evidence.map_cells import ALONE, cells, language_models, other_tasks, planned_settings
 from evidence.map_figure import draw
 from evidence.markdown import markdown_table
 from evidence.run import HERE, NO_ENDS
+from fedtailor.methods import METHODS
 from fedtailor.report.names import in_prose
+from fedtailor.report.numbers import bare
+from fedtailor.store.metrics import is_percentage
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"
@@ -32,8 +35,9 @@ def measured() -> list[dict[str, Any]]:
 
 
 def advice(found: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedtailor advise` reads: the map, and the setting with a language model."""
-    return json.dumps([*found, *(c.measured() for c in language_models())], indent=1) + "\n"
+    """What `fedtailor advise` reads: the map, the setting with a language model, other tasks."""
+    more = [cell.measured() for cell in [*language_models(), *other_tasks()]]
+    return json.dumps([*found, *more], indent=1) + "\n"
 
 
 def page(found: Sequence[Mapping[str, Any]]) -> str:
@@ -48,6 +52,7 @@ def page(found: Sequence[Mapping[str, Any]]) -> str:
             _READ.format(seeds=in_prose(sorted({str(len(_seeds(cell))) for cell in found}))),
             *(_leads(found, of) for of in kinds),
             _FIGURE,
+            *filter(None, [_tasks()]),
             _TAIL.format(
                 missing=_missing(found),
                 budget=map_tuning.budget(found),
@@ -103,6 +108,11 @@ def first_choice(found: Sequence[Mapping[str, Any]]) -> str:
         f"lowest perplexity in [one setting](cross.md): {_in_words(best)}; next {_in_words(second)}"
     )
     rows.append(["Language models", "", f"[`{best.method}`](methods/{best.method}.md)", why])
+    for cell in (task.measured() for task in other_tasks()):
+        label, seeds = cell["chosen"], len(_seeds(cell))
+        why = f"best on validation data in [one setting](#other-tasks), {_in_seeds(seeds)}"
+        task = f"{_TASKS[cell['file']][0]}, a pretrained model"
+        rows.append([task, "", f"[`{label}`](methods/{label}.md)", why])
     rows.append(
         ["Pictures, a pretrained model", "", "", "not measured: `advise` goes by the texts"]
     )
@@ -162,13 +172,43 @@ def _leads(found: Sequence[Mapping[str, Any]], of: Sequence[Mapping[str, Any]]) 
 def _lead(cell: Mapping[str, Any], name: str) -> str:
     """Points over training alone: bold if clearly ahead, in brackets if clearly behind; its own
     accuracy for training alone."""
+    metric = cell.get("metric", "accuracy")
     if name not in cell["methods"]:
         return ""
     if name == ALONE:
-        return f"{100 * cell['methods'][ALONE]['accuracy']:.1f} %"
+        one = cell["methods"][ALONE]
+        return _score(cell, one.get("accuracy", one.get("score")))
     lead, low, high = _over_alone(cell, name)
-    shown = f"{100 * lead:+.1f}"
+    shown = bare(metric, lead, signed=True)
     return f"**{shown}**" if low > 0 else f"({shown})" if high < 0 else shown
+
+
+def _score(cell: Mapping[str, Any], value: float) -> str:
+    metric = cell.get("metric", "accuracy")
+    return bare(metric, value) + (" %" if is_percentage(metric) else "")
+
+
+def _tasks() -> str:
+    """How far each method is ahead of training alone on other tasks."""
+    found = [cell.measured() for cell in other_tasks()]
+    if not found:
+        return ""
+    names = [name for name in METHODS if any(name in cell["methods"] for cell in found)]
+    rows = [
+        [
+            f"`{cell['file']}`", cell["metric"], len(_seeds(cell)), cell["chosen"],
+            _score(cell, cell["without_model"]),
+            *(_lead(cell, name) for name in names),
+        ]
+        for cell in found
+    ]  # fmt: skip
+    header = ["experiment", "metric", "seeds", "best method", "no model", *names]
+    tasks = "\n".join(f"- `{cell['file']}`: {_TASKS[cell['file']][1]}" for cell in found)
+    return _OTHER.format(tasks=tasks, table=markdown_table(header, rows, words=(0, 1, 3)))
+
+
+def _in_seeds(number: int) -> str:
+    return "one seed" if number == 1 else f"{number} seeds"
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
@@ -287,7 +327,8 @@ over all pairs. At 100 % all have the same classes; `advise` prints yours.
 On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
 at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
 {no_ends}
-`advise` prefers settings of your kind: texts or pictures, a pretrained model or none. It names the
+`advise` prefers settings of your kind: texts, pairs of texts or pictures, a pretrained model or
+none. Only settings of your task count; without any it says so. It names the
 method with the best validation accuracy there, then those whose test accuracy does not differ
 clearly from the highest, then others that are clearly ahead of training alone.
 
@@ -310,6 +351,30 @@ tenth, and the share of clients that would have done better alone. To repeat a s
 column `settings`: `fedtailor run map --set ...`.
 
 ![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
+"""
+
+_TASKS: Mapping[str, tuple[str, str]] = {
+    "papers/fedhft/pairs": ("Pairs of texts", "are two posts of one newsgroup?"),
+    "papers/fedhft/spans": (
+        "Questions about a text",
+        "which passage of a post shares most with its subject line? It stands for an answer",
+    ),
+    "tweets": ("A number to predict", "how often was a tweet passed on, as a logarithm?"),
+}
+
+_OTHER = """## Other tasks
+
+We made these of real texts ([how](evidence.md#tasks-that-we-made)):
+
+{tasks}
+
+There are 8 clients with 40 examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks.
+Numbers are as above, in the task's own metric: points, or for an RMSE by how much it is lower. *No
+model*: any answer to a pair, a passage drawn at random, the mean of a client's training rows. The
+methods are close to it, or worse: so little data and training hardly tells methods apart, and one
+seed less.
+
+{table}
 """
 
 _TAIL = """## What this doesn't say

@@ -14,6 +14,7 @@ from fedtailor.advice.advise import Advice, advise, advise_for
 from fedtailor.advice.measured import Measured, Population, Setting, measured_settings
 from fedtailor.advice.probe import lines
 from fedtailor.cli import main
+from fedtailor.objectives import OBJECTIVES
 from fedtailor.results import Best
 from fedtailor.runs.experiment import configured_method
 
@@ -170,6 +171,10 @@ def test_a_score_is_shown_by_its_metric_and_in_its_unit() -> None:
     (row,) = [line for line in said if line.startswith("fedavg ")]
     assert "rmse measured" in header
     assert row.split()[1:5] == ["0.250", "+0.050", "[+0.030,", "+0.070]"]
+    for without, is_doubted in ((0.3, False), (0.2, True)):
+        advice = advise_for(numbers, "text", TEXTS, [replace(one, without_model=without)])
+        doubt = "No method was better there than an answer without a model"
+        assert (doubt in "\n".join(advice.lines("x.toml"))) == is_doubted
 
 
 @pytest.mark.parametrize(("seeds", "said"), [((0,), "one seed"), ((0, 1), "two seeds")])
@@ -300,16 +305,18 @@ def test_settings_of_the_same_kind_come_first() -> None:
 def test_the_measured_settings_can_be_read() -> None:
     for one in measured_settings():
         assert one.methods["local"].over_alone == (0, 0, 0)
-        split = ft.load("map", list(one.settings)).split
+        split = ft.load(one.file, list(one.settings)).split
         assert one.alpha == (split.alpha if split.scheme == "dirichlet" else None)
         for label, of in one.methods.items():
-            assert (of.perplexity is None) == (one.task == "classification"), label
+            assert (of.perplexity is not None) == OBJECTIVES[one.task].generates, label
 
 
-@pytest.mark.parametrize("one", measured_settings(), ids=lambda one: " ".join(one.settings))
-def test_the_measured_settings_are_those_of_the_map(one: Setting) -> None:
+@pytest.mark.parametrize(
+    "one", measured_settings(), ids=lambda one: " ".join([one.file, *one.settings])
+)
+def test_the_measured_settings_are_those_of_the_experiments(one: Setting) -> None:
     """What the advice hands out is the method that was measured."""
-    methods = ft.load("map", list(one.settings)).methods
+    methods = ft.load(one.file, list(one.settings)).methods
     advice = Advice(one.clients, one.kind, one, 0.0, ())
     for label in one.methods:
         handed_out, measured = configured_method(label, advice.settings_of(label)), methods[label]

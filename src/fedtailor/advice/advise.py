@@ -145,6 +145,8 @@ class Advice:
             yield f"That is far from yours, by {far}: take the order below as a guess."
         if self.is_like_yours and not setting.has_ends:
             yield "The perplexities count no end-of-text token, as those of your run will."
+        if not setting.has_learned:
+            yield "No method was better there than an answer without a model: the order is a guess."
         if setting.num_seeds < _FULL:
             seeds = _NUMBERS[setting.num_seeds]
             yield f"The figures rest on {seeds}: with other seeds they may differ."

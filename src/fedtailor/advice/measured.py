@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from ..objectives import DEFAULT, OBJECTIVES
-from ..store.metrics import Metric
+from ..store.metrics import Metric, higher_is_better
 
 ALONE = "local"
 
@@ -96,7 +96,7 @@ class Setting:
     ``chosen`` is the best on validation data. Without ``has_ends`` a language model's texts had no
     end-of-text token, as they have in a run now. ``alpha`` is that of the Dirichlet distribution by
     which the data were divided; None: the clients are those of the data set. ``file`` is the
-    experiment."""
+    experiment, and ``without_model`` the score of an answer that needs no model, if it is known."""
 
     data: str
     modality: Literal["text", "image"]
@@ -113,11 +113,22 @@ class Setting:
     has_ends: bool = True
     metric: Metric = "accuracy"
     file: str = "map"
+    without_model: float | None = None
 
     @property
     def kind(self) -> Regime:
         """What was compared."""
         return Regime(self.modality, self.pretrained, self.task, self.clients.pairs)
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether the best method is better than an answer without a model, as far as is known."""
+        best = next(iter(self.methods.values()))
+        score = best.score if best.accuracy is None else best.accuracy
+        if score is None or self.without_model is None:
+            return True
+        sign = 1 if higher_is_better(self.metric) else -1
+        return sign * score > sign * self.without_model
 
     @property
     def num_seeds(self) -> int:
