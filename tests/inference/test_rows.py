@@ -122,6 +122,18 @@ def test_what_cant_be_read_is_said_in_one_line(
         read_rows(table(tmp_path / name, content), DATA, images=False)
 
 
+def test_stdin_has_conversations_as_files_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "where"}]
+    parts = {"system": "be brief", "prompt": "where"}
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{json.dumps({'messages': turns})}\n" * 2))
+    data = DataConfig(path="chats.jsonl", task="instruct")
+    whole = read_rows("-", data, images=False).inputs
+    assert list(map(json.loads, whole)) == [turns, turns]
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(parts)))
+    drafted = DataConfig(path="chats.jsonl", task="instruct", text="prompt", label="response")
+    assert read_rows("-", drafted, images=False).inputs == whole[:1]
+
+
 def test_pictures_are_a_folder_or_one_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no pictures; allowed: .png"):
         read_rows(str(tmp_path), DATA, images=True)

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import transformers
 
+import fedtailor as ft
 from fedtailor.cli.main import main
 from fedtailor.errors import InputError
 from fedtailor.models.chat import TEMPLATES
@@ -107,10 +110,44 @@ def test_rows_of_every_form_are_the_same_conversation() -> None:
     assert TASK.recognised({"messages": [CHAT]}) == {"text": "messages"}
 
 
-@pytest.mark.parametrize("wrong", [[{"role": "user"}], [{"role": 1, "content": "a"}], ["a"], 3])
+@pytest.mark.parametrize(
+    "wrong", [[{"role": "user"}], [{"role": 1, "content": "a"}], ["a"], 3, [], {"role": "user"}]
+)
 def test_what_is_no_conversation_is_named(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"row 8 has .* each needs a role and a content"):
-        turns_of(wrong, 7)
+        turns_of(wrong, 8)
+
+
+def test_conversations_are_read_as_people_write_them() -> None:
+    assert turns_of(" " + json.dumps(CHAT)) == turns_of(repr(CHAT)) == CHAT
+    assert turns_of([{"role": "Assistant", "content": "is"}])[0]["role"] == "assistant"
+    assert turns_of("[1] bed")[0]["content"] == "[1] bed"
+    assert "?" in TASK.conversations([[[{"role": "user", "content": "\ud800"}]]])[0]
+    usual = TASK.joined(["prompt", "system"], "prompt", None, None)  # predict gives no answer
+    assert usual == ("system", "prompt", "", "")
+    told = ft.Data.from_arrays(["a bed"], ["is free"], task="instruct").columns
+    assert told is not None
+    assert turns_of(told.read(np.arange(1))[0]) == CHAT[1:3]
+
+
+def test_rows_that_teach_nothing_are_named(tokenizer: Any) -> None:
+    def load(**columns: Any) -> Any:
+        source = ft.Data.from_pandas(pd.DataFrame(columns), task="instruct")
+        return source.load(source.config(ft.DataConfig()), tokenizer)
+
+    missing = pd.array(["is", None, "free"], "string")
+    (note,) = load(prompt=["a", "bed", "is"], response=missing).omissions
+    assert note.text == "1 row in which the assistant says nothing, left out"
+    with pytest.raises(InputError, match="nothing in any conversation; roles: bing, user; allowed"):
+        load(messages=[[CHAT[1], {"from": "Bing", "value": "is"}]])
+    with pytest.raises(InputError, match="takes one column"):
+        ft.Data.from_pandas(pd.DataFrame({"a": ["b"]}), label=["a", "a"], task="instruct")
+    for template in (CHATML, TEMPLATES["chatml"]):
+        alternate = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        tokenizer.chat_template = {"default": alternate + template}
+        with pytest.raises(InputError, match=r"refuses row 4, turns of 'system and user.*: no"):
+            load(messages=[CHAT[1:]] * 3 + [CHAT])
+    tokenizer.chat_template = CHATML
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:

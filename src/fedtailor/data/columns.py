@@ -152,13 +152,23 @@ def joined_inputs(
 ) -> list[str]:
     """The inputs that are made of several columns, ``answered`` with targets. Raises InputError
     where a column is missing."""
-    label = config.label if isinstance(config.label, str) else None
+    if isinstance(config.label, tuple):
+        raise InputError(
+            f"data.label = {brief(config.label)}: the task {objective.name!r} takes one column"
+        )
+    if config.client == objective.input_names[0]:
+        raise InputError(
+            f"data.client = {config.client!r} is how the task {objective.name!r} calls its own "
+            "column; rename yours"
+        )
+    label = config.label
     if not answered and label not in columns:
         label = None
+    columns = [name for name in columns if name != config.client]
     used = objective.joined(columns, config.text, config.text_pair, label)
     for name in filter(None, used):
         find_column(columns, name, (), "data.text, data.text_pair or data.label")
-    if (answered and not used[-1]) or not any(used):
+    if (answered and not used[-1]) or not any(used[-3:-1] or used):
         raise InputError(
             f"no columns have usual names for the task {objective.name!r}: messages, or prompt and "
             f"response; name them with data.text and data.label; columns: {', '.join(columns)}"

@@ -85,7 +85,8 @@ class Data:
         """
         objective = objective_of(task)
         if objective.joins_columns:
-            own = DataConfig(text=text, text_pair=text_pair, label=_columns(label), task=task)
+            named: dict[str, Any] = {"text": text, "text_pair": text_pair, "client": client}
+            own = DataConfig(**named, label=_columns(label), task=task)
             tables = [
                 None if one is None else _joined(one, own, objective) for one in (frame, test)
             ]
@@ -293,6 +294,8 @@ class _Arrays:
                         f"{name} has {len(others[name])} entries for {len(inputs)} inputs; "
                         "there must be one for each"
                     )
+        if objective.joins_columns and "labels" in others:
+            inputs = objective.conversations([None, _plain(values[0]), None, others["labels"]])
         return _Arrays(inputs, **others)
 
     def joined(self, test: _Arrays) -> _Arrays:
@@ -319,7 +322,12 @@ class _Arrays:
 def _joined(frame: pd.DataFrame, config: DataConfig, objective: Objective) -> pd.DataFrame:
     """The table with a column of inputs that are made of several others."""
     names = [str(name) for name in frame.columns]
-    values = joined_inputs(names, config, objective, lambda name: _plain(frame[name].tolist()))
+
+    def cells(name: str) -> list[Any]:
+        column = frame[name]
+        return _plain(column.astype(object).where(column.notna(), None).tolist())
+
+    values = joined_inputs(names, config, objective, cells)
     return frame.assign(**{objective.input_names[0]: values})
 
 
@@ -335,7 +343,7 @@ def _is_pair(value: Any) -> bool:
 def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     """N texts, pairs or lists of words, or pictures ``[N, C, H, W]``, uint8 or float32."""
     if objective.joins_columns:
-        values = objective.conversations([values])
+        values = objective.conversations([_plain(values)])
     first = next((value for value in values if value is not None), None)
     of_texts = isinstance(first, list | tuple) and (
         not first or any(isinstance(part, str) for part in first)

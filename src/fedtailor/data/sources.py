@@ -158,7 +158,9 @@ def load_data(
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
         drawn = np.setdiff1d(drawn, nobodys)
     labelled, values = rows, _read(columns, rows, config.picture_size)
-    inputs, rows, labels = _inputs(values, rows, targets, objective, config, tokenizer)
+    inputs, rows, labels = _inputs(
+        values, rows, columns.num_train, targets, objective, config, tokenizer
+    )
     told = partial(of_rows, groups=groups, names=client_names)
     blanks = [
         np.intersect1d(drawn, source_columns.rows_with_blanks(one))
@@ -257,7 +259,7 @@ def _of_texts(
     if groups is not None and objective.reads_targets:  # people repeat themselves
         repeated = _repeated(values, labelled, groups)
     return [
-        *told("no-text", too_short, "with too little text to learn from, left out"),
+        *told("no-text", too_short, f"{objective.nothing_learned}, left out"),
         *told("no-text", empty, "without text, kept as empty inputs"),
         *told("cut-text", cut, limit),
         *told("repeated", repeated, _REPEATS),
@@ -434,6 +436,7 @@ def _read(columns: Columns, rows: Indices, side: int | None) -> list[Any] | NDAr
 def _inputs(
     values: list[Any] | NDArray[Any],
     rows: Indices,
+    num_train: int,
     targets: Targets | None,
     objective: Objective,
     config: DataConfig,
@@ -448,6 +451,8 @@ def _inputs(
         raise InputError("this data set holds text; it needs a model with a tokenizer")
     by_tokens = of_rows is not None and of_rows.dtype == object
     told = of_rows.tolist() if by_tokens and of_rows is not None else None
+    if objective.joins_columns:  # so that messages name the source's rows
+        told = (1 + rows - num_train * (rows >= num_train)).tolist()
     found = tokenise(values, tokenizer, config.max_length, objective, told)
     if of_rows is None or by_tokens:
         return found.inputs, rows[found.rows], found.labels

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..data.by_user import files_of
 from ..data.class_folders import picture_rows
-from ..data.columns import read_inputs, usual_column
+from ..data.columns import joined_inputs, read_inputs, usual_column
 from ..data.config import DataConfig
 from ..data.conll import looks_like_conll
 from ..data.images import PICTURES
@@ -84,8 +84,7 @@ def read_rows(
     if source != "-" and not path.exists():
         raise missing_file(source)
     is_conll = path.suffix == ".txt" and path.is_file() and looks_like_conll(path)
-    whole = images or objective_of_data(data).joins_columns
-    is_table = is_conll or path.suffix in {*TABLES} - ({".txt"} if whole else {*_READ_HERE})
+    is_table = is_conll or path.suffix in {*TABLES} - ({".txt"} if images else {*_READ_HERE})
     if is_table or (files_of(path) and not images):
         return _as_training_reads(source, data, text, images=images)
     if images:
@@ -154,6 +153,13 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
         raise InputError(f"{source} has no rows; give at least one row")
     columns = list(table[0])
     objective = objective_of_data(data)
+    if objective.joins_columns:
+        columns = list(dict.fromkeys(name for row in table for name in row))
+        config = replace(data, text=text or data.text)
+        told = joined_inputs(
+            columns, config, objective, lambda one: [row.get(one) for row in table], answered=False
+        )
+        return _rows(told, table, data)
     name = _text_column(columns, text or data.text, source, objective)
     names = [name]
     if data.text_pair is not None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief
+from ..errors import InputError, brief, listed
 from .causal_lm import CausalLM
+from .cells import parsed
 from .encoding import Example
 from .objective import IGNORED, Roles
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}  # other words for roles
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _WHOLE = ("messages", "conversations", "conversation")  # usual names of a column of messages
 _PROMPT = ("instruction", "prompt", "question")  # and of the columns of one turn
 _CONTEXT = ("input", "context")
@@ -36,6 +37,7 @@ class Instruct(CausalLM):
     name = "instruct"
     input_names = ("conversation",)
     joins_columns = True
+    nothing_learned = "in which the assistant says nothing"
 
     def joined(
         self, columns: Sequence[str], text: str | None, second: str | None, answer: str | None
@@ -46,7 +48,8 @@ class Instruct(CausalLM):
         def usual(name: str | None, names: Sequence[str]) -> str:
             return name or next((one for one in names if one in columns), "")
 
-        is_whole = text in (None, *_WHOLE) or not usual(None, _ANSWER)
+        is_parts = text in _PROMPT or usual(None, _ANSWER)
+        is_whole = text in (None, *_WHOLE) or not is_parts
         if is_whole and not (second or answer) and (whole := usual(text, _WHOLE)):
             return (whole,)
         system = usual(None, (_SYSTEM,))
@@ -61,11 +64,11 @@ class Instruct(CausalLM):
             InputError: a row is no conversation.
         """
         if len(columns) == 1:
-            return [_written(turns_of(cell, row)) for row, cell in enumerate(columns[0] or ())]
+            return [_written(turns_of(cell, row)) for row, cell in enumerate(columns[0] or (), 1)]
         rows = max(len(column) for column in columns if column is not None)
         whole = [[None] * rows if column is None else column for column in columns]
         return [
-            _written(_of_cells(cells, row)) for row, cells in enumerate(zip(*whole, strict=True))
+            _written(_of_cells(cells, row)) for row, cells in enumerate(zip(*whole, strict=True), 1)
         ]
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
@@ -95,9 +98,18 @@ class Instruct(CausalLM):
         is too long the last turn stays, and as much before it as there is room for.
 
         There are no tokens of a conversation in which the assistant says nothing.
+
+        Args:
+            targets: which row of its source each is.
+
+        Raises:
+            InputError: the assistant says nothing in any; the template refuses one.
         """
-        for value in values:
-            ids, learned = _tokens(turns_of(value), tokenizer)
+        roles: set[str] = set()
+        for row, value in zip(targets or range(1, len(values) + 1), values, strict=True):
+            turns = turns_of(value, row)
+            roles |= {turn["role"] for turn in turns}
+            ids, learned = _tokens(turns, tokenizer, row)
             at = np.flatnonzero(learned)
             if not len(at):
                 yield Example([])
@@ -107,17 +119,22 @@ class Instruct(CausalLM):
             end = min(at[-1] + 1, start + max_length)
             labels = [i if ok else IGNORED for i, ok in zip(ids, learned, strict=True)]
             yield Example(ids[start:end], bool(end - start <= at[-1]), None, labels[start:end])
+        if len(values) and "assistant" not in roles:
+            raise InputError(
+                f"the assistant says nothing in any conversation; roles: {listed(sorted(roles))}; "
+                f"allowed for it: assistant, {listed(sorted(_ROLES.keys() - {'human'}))}"
+            )
 
     def encode_prompts(
         self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each conversation up to its last answer, which the model is to give;
         of one that is too long the last ones."""
-        for value in values:
-            turns = turns_of(value)
-            while turns and turns[-1]["role"] == "assistant":
+        for row, value in enumerate(values, 1):
+            turns = turns_of(value, row)
+            while len(turns) > 1 and turns[-1]["role"] == "assistant":
                 turns.pop()
-            text = _rendered(turns, tokenizer, prompt=True)
+            text = _rendered(turns, tokenizer, row, prompt=True)
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             yield Example(ids[-max_length:], len(ids) > max_length)
 
@@ -134,8 +151,9 @@ class Instruct(CausalLM):
         return {"chat": True}
 
 
-def turns_of(value: Any, row: int = 0) -> Turns:
-    """Return the messages of a conversation: a list of them, JSON of it, or a user's words.
+def turns_of(value: Any, row: int = 1) -> Turns:
+    """Return the messages of a conversation: a list of them, the same as JSON or Python writes it,
+    or a user's words.
 
     Raises:
         InputError: it is something else.
@@ -144,27 +162,27 @@ def turns_of(value: Any, row: int = 0) -> Turns:
     [{'role': 'user', 'content': 'Hello'}]
     """
     if isinstance(value, str):
-        if not value.startswith('[{"'):
+        found = parsed(value) if value.lstrip()[:1] == "[" else None
+        if not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
             return [{"role": "user", "content": value}]
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return [{"role": "user", "content": value}]
+        value = found
     turns = []
-    for message in value if isinstance(value, list | tuple) else [None]:
-        one = message if isinstance(message, dict) else {}
+    for message in value if isinstance(value, list | tuple) and len(value) else [value]:
+        one = message if isinstance(message, dict) and message is not value else {}
         role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
             raise InputError(
-                f"row {row + 1} has {brief(message, 60)} as a message of a conversation; each "
+                f"row {row} has {brief(message, 60)} as a message of a conversation; each "
                 "needs a role and a content (or from and value), both texts"
             )
-        turns.append({"role": _ROLES.get(role, role), "content": content})
+        name = role.strip().lower()
+        turns.append({"role": _ROLES.get(name, name), "content": content})
     return turns
 
 
 def _written(turns: Turns) -> str:
-    return json.dumps(turns, ensure_ascii=False)
+    text = json.dumps(turns, ensure_ascii=False)
+    return text.encode(errors="replace").decode()  # half a character is none
 
 
 def _of_cells(cells: Sequence[Any], row: int) -> Turns:
@@ -182,23 +200,26 @@ def _of_cells(cells: Sequence[Any], row: int) -> Turns:
     return turns
 
 
-def _tokens(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
+def _tokens(
+    turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int
+) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and which of them the assistant says.
 
     A template may mark them; else they are what its text has more with a turn than with the
     beginning of that turn.
     """
-    if "{% generation" in (tokenizer.chat_template or "").replace("{%-", "{%"):
-        marked: Any = tokenizer.apply_chat_template(
-            turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    template = _template(tokenizer)
+    if "{% generation" in template.replace("{%-", "{%"):
+        marked = _applied(
+            turns, tokenizer, row, return_dict=True, return_assistant_tokens_mask=True
         )
         return marked["input_ids"], [bool(one) for one in marked["assistant_masks"]]
-    text = _rendered(turns, tokenizer)
+    text = _rendered(turns, tokenizer, row)
     spans = []
     for number, turn in enumerate(turns):
         if turn["role"] == "assistant":
-            before = _rendered(turns[:number], tokenizer, prompt=True) if number else ""
-            after = _rendered(turns[: number + 1], tokenizer)
+            before = _rendered(turns[:number], tokenizer, row, prompt=True) if number else ""
+            after = _rendered(turns[: number + 1], tokenizer, row)
             if not (text.startswith(after) and after.startswith(before)):
                 raise InputError(
                     "the chat template writes earlier turns otherwise once others follow; give "
@@ -210,18 +231,31 @@ def _tokens(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int]
     return whole.ids, [any(a <= start < b for a, b in spans) for start in starts]
 
 
-def _rendered(turns: Turns, tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False) -> str:
+def _rendered(
+    turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int, *, prompt: bool = False
+) -> str:
+    return str(_applied(turns, tokenizer, row, tokenize=False, add_generation_prompt=prompt))
+
+
+def _applied(turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int, **options: Any) -> Any:
+    """What the chat template makes of a conversation."""
     from jinja2.exceptions import TemplateError
 
-    if tokenizer.chat_template is None:
+    template = _template(tokenizer)
+    try:
+        return tokenizer.apply_chat_template(turns, chat_template=template, **options)
+    except (TemplateError, TypeError, ValueError) as error:
+        said = " and ".join(turn["role"] for turn in turns)
+        raise InputError(
+            f"the chat template refuses row {row}, turns of {brief(said, 80)}: {error}"
+        ) from None
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+    try:
+        return str(tokenizer.get_chat_template())  # the default of several
+    except ValueError:
         raise InputError(
             "the tokenizer has no chat template, by which a conversation becomes a text; name one: "
-            "model.chat_template = 'alpaca', or a file"
-        )
-    try:
-        text: Any = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=prompt
-        )
-    except TemplateError as error:
-        raise InputError(f"the chat template refuses {brief(turns, 80)}: {error}") from None
-    return str(text)
+            "model.chat_template = 'alpaca'"
+        ) from None

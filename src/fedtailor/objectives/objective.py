@@ -96,6 +96,7 @@ class Objective(ABC):
     target_names: ClassVar[tuple[str, ...]] = ()  # usual names of the target's column; (): none
     takes_pairs: ClassVar[bool] = False  # an input may be two texts
     reads_words: ClassVar[bool] = False  # an input is a list of words
+    nothing_learned: ClassVar[str] = "with too little text to learn from"  # rows without tokens
     joins_columns: ClassVar[bool] = False  # an input is made of several columns: `joined`
     keeps_rows: ClassVar[bool] = False  # what is compared are the rows' own inputs and targets
     takes_flags: ClassVar[bool] = False  # the targets may be several columns of 0 and 1
