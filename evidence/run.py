@@ -85,7 +85,7 @@ LATER: Mapping[str, Any] = {
     "buffer": None, "above_norm": "refuse", "max_norm": None, "norm_factor": 1000.0,
     "norm_quantile": 0.5, "target": 0, "poisoned": 0.5, "scale": [],
     "text_pair": None, "class_weights": None, "huber_delta": None,
-    "attention": "sdpa", "chat_template": None, "picture_size": None,
+    "attention": "sdpa", "chat_template": None, "dtype": "fp32", "picture_size": None,
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}

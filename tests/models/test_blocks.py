@@ -1,18 +1,38 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from fedtailor.errors import InputError
 from fedtailor.layers.parts import require_blocks
-from fedtailor.models import PROJECTIONS, find_blocks, find_head, linearise
+from fedtailor.models import (
+    PROJECTIONS,
+    ModelConfig,
+    find_blocks,
+    find_head,
+    linearise,
+    load_model,
+)
 from fedtailor.task.backbone import Backbone
-from tests.models.small import DECODERS, ENCODERS, GENERATORS, IMAGE, PICTURES, ROTARY, SEQUENCE
+from tests.models.small import (
+    DECODERS,
+    ENCODERS,
+    GENERATORS,
+    IMAGE,
+    LAYERS,
+    PICTURES,
+    ROTARY,
+    SEQUENCE,
+    save,
+    three_classes,
+)
 
 BERT = "{}.attention.output.dense", "{}.output.dense"
 LLAMA = "{}.self_attn.o_proj", "{}.mlp.down_proj"
@@ -175,3 +195,23 @@ def test_a_model_without_known_blocks_is_told_what_could_be_named() -> None:
 
 def test_the_outermost_match_is_the_head() -> None:
     assert find_head(tower(), ["left*", "out"]) == ("left", "out")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # of PEFT
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "qwen3"])
+def test_all_linear_layers_are_pefts_without_a_pooler(tmp_path: Path, name: str) -> None:
+    config = three_classes({**ENCODERS, **DECODERS}[name])
+    folder = str(save(tmp_path, config, SEQUENCE))
+    own = ModelConfig(folder, targets=("all-linear",), pooling="native")
+    blocks = load_model(own, "classification", 3, seed=0).blocks
+    layers = LoraConfig(task_type="SEQ_CLS", target_modules="all-linear")
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    adapted = get_peft_model(linearise(plain), layers)
+    theirs = {
+        path.split(".base_model.")[-1].removeprefix("model.").partition(".")[2]
+        for path in adapted.targeted_module_names
+        if "pooler" not in path
+    }
+    ours = {path.partition(".")[2] for block in blocks for path in block}
+    assert ours == theirs
+    assert len(blocks) == LAYERS

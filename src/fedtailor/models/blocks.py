@@ -16,6 +16,8 @@ from ..errors import InputError
 from ..layers.parts import patterns_of
 from ..task.surgery import replace
 
+ALL_LINEAR = "all-linear"  # PEFT's word
+_NUMBER = re.compile(r"\.[0-9]+\.")
 _BERT = ("layer.#.attention.output.dense", "layer.#.output.dense")
 _LLAMA = ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")
 _CONVNEXT = ("layers.#.pwconv1", "layers.#.pwconv2")
@@ -70,7 +72,8 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
 
     ``targets`` are patterns of the paths of ``nn.Linear`` modules, where ``*`` stands for anything,
     dots too. Paths that agree up to their first number are one block; a path without a number is a
-    block by itself. Without targets, they are those of the model's type in ``PROJECTIONS``, also of
+    block by itself. ``all-linear`` alone: all in numbered layers but a task head's. Without
+    targets, they are those of the model's type in ``PROJECTIONS``, also of
     a wrapped model; none if that isn't known.
 
     Raises:
@@ -82,6 +85,10 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
     """
     if targets:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if tuple(targets) == (ALL_LINEAR,):
+            head = tuple(f"{path}." for path in find_head(model))
+            linear = [name for name in linear if not f"{name}.".startswith(head)]
+            targets = [name for name in linear if _NUMBER.search(f".{name}.")]
         return _group(_match(linear, targets, "targets"))
     ends = PROJECTIONS.get(model_type(model), ())
     known = [_pattern(end) for end in ends]

@@ -20,12 +20,14 @@ class ModelConfig:
     # instead of a name: "file.py:function", which returns an nn.Module or `fedtailor.from_module`'s
     # backbone; the path is relative to the experiment file
     factory: str | None = None
+    dtype: Literal["fp32", "bf16"] = "fp32"  # of weights that no method trains
     # how a conversation becomes a text: "alpaca", "chatml" or a template in Jinja's language
     chat_template: str | None = None
     # text classification: "mean" over the real tokens and a linear head, or "native", the
     # architecture's own classifier (decoders: the last real token); None: the built-in's, or native
     pooling: Literal["mean", "native"] | None = None
-    targets: tuple[str, ...] = ()  # patterns of the projections to adapt; (): by model type
+    # patterns of the projections to adapt, or "all-linear" alone; (): by model type
+    targets: tuple[str, ...] = ()
     head: tuple[str, ...] = ()  # patterns of the task head's modules; (): those with a usual name
     # in training, wherever the model has dropout, but not of attention weights
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0

@@ -42,7 +42,7 @@ def load_model(
     modality: Modality = "text",
     picture: Sequence[int] | None = None,
 ) -> Backbone:
-    """Load the model that ``config`` names, in float32 and evaluation mode, ready for a task.
+    """Load the model that ``config`` names, in evaluation mode, ready for a task.
 
     Attention weights have no dropout, whatever ``config.dropout``, since no module computes it and
     could be keyed. A text classifier on a decoder reads the last real token. EfficientNet-Lite0
@@ -102,6 +102,9 @@ def load_model(
             f"model.dropout = {config.dropout} has no effect: {type(model).__name__} has no "
             "dropout but that of attention weights, which is always off; leave it out"
         )
+    if config.dtype == "bf16":
+        for parameter in model.parameters():  # buffers, such as those of rotations, stay exact
+            parameter.data = parameter.data.bfloat16()
     return Backbone(
         model.eval(),
         objective,
@@ -233,6 +236,7 @@ def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backb
         "width",
         "attention",
         "chat_template",
+        "dtype",
     ):
         if getattr(config, name) != getattr(default, name):
             value = getattr(config, name)

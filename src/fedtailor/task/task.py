@@ -62,10 +62,10 @@ class Task:
             backbone: the model, and what is known of its structure.
             adapt: changes the model in place, or wraps it; returns the result.
             seed: of the initial values of adapters.
-            precision: of the forward pass.
+            precision: of the forward pass; ``bf16`` if the model has such weights, of which those
+                that are trained become float32.
             device: where the model and its state are.
         """
-        self.precision = precision
         self.device = torch.device(device)
         self.original = backbone  # as it was before any method adapted it
         with torch.random.fork_rng(devices=[]):
@@ -73,6 +73,12 @@ class Task:
             self.backbone = copy.copy(backbone)
             object.__setattr__(self.backbone, "model", _copy_modules(backbone.model))
             self.model = adapt(self.backbone).to(self.device)
+        for parameter in self.model.parameters():
+            if parameter.dtype == torch.bfloat16:
+                precision = "bf16"
+                if parameter.requires_grad:  # small steps are lost in few bits
+                    parameter.data = parameter.data.float()
+        self.precision = precision
         self.model.eval()  # for good: dropout and batch normalisation read the step's context
         self._step = StepContext()
         key_dropout(self.model)
