@@ -174,7 +174,7 @@ def test_missing_columns(settings, message, stories, tokenizer, tmp_path):
         ),
         (
             {"label": "y"},
-            "data.label; set data.task = 'causal-lm', or name it; columns: text, y, desk",
+            "data.label; set data.task = 'causal-lm' or 'instruct', or name it",
         ),
     ],
 )
