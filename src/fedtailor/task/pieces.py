@@ -89,8 +89,11 @@ class _Scored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_loss: Tensor | None, _: Any, of_slope: Tensor | None) -> Any:
         input, weight, bias, targets, slope = ctx.saved_tensors
-        if of_slope is None and of_loss is not None and not any(ctx.needs_input_grad[1:3]):
-            return slope * of_loss[:, None].to(slope), None, None, None
+        if of_slope is None and of_loss is not None:
+            of_layer = (None, None)
+            if any(ctx.needs_input_grad[1:3]):
+                of_layer = _layer_gradients(input, weight, bias, targets, of_loss)
+            return slope * of_loss[:, None].to(slope), *of_layer, None
         of_loss = torch.zeros_like(input[:, 0]) if of_loss is None else of_loss
         of_slope = torch.zeros_like(input) if of_slope is None else of_slope
         layer = [x for x in (weight, bias) if x is not None]
@@ -101,6 +104,21 @@ class _Scored(torch.autograd.Function):
         of_input, *of_layer = zip(*found, strict=True)
         of_layer = [sum(pieces) for pieces in of_layer] + [None] * (bias is None)
         return torch.cat(of_input), *of_layer, None
+
+
+def _layer_gradients(
+    input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, of_loss: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the weights and the bias, where the loss has ``of_loss`` ``[N]``."""
+    of_weight, of_bias = torch.zeros_like(weight, dtype=torch.float32), torch.zeros(())
+    numbers = torch.arange(len(weight), device=weight.device)
+    for labels, rows, scale in _pieces(weight, targets, input, of_loss):
+        change = F.linear(rows, weight, bias).float().softmax(-1)
+        change = change - (labels[:, None] == numbers).float()
+        change = change * torch.where(labels != IGNORED, scale, 0)[:, None]
+        of_weight = of_weight + change.T @ rows.float()
+        of_bias = of_bias.to(change) + change.sum(0)
+    return of_weight.to(weight), None if bias is None else of_bias.to(bias)
 
 
 def _outputs(
