@@ -90,10 +90,10 @@ class _Scored(torch.autograd.Function):
     def backward(ctx: Any, of_loss: Tensor | None, _: Any, of_slope: Tensor | None) -> Any:
         input, weight, bias, targets, slope = ctx.saved_tensors
         if of_slope is None and of_loss is not None:
-            of_layer = (None, None)
+            layer: Any = (None, None)
             if any(ctx.needs_input_grad[1:3]):
-                of_layer = _layer_gradients(input, weight, bias, targets, of_loss)
-            return slope * of_loss[:, None].to(slope), *of_layer, None
+                layer = _layer_gradients(input, weight, bias, targets, of_loss)
+            return slope * of_loss[:, None].to(slope), *layer, None
         of_loss = torch.zeros_like(input[:, 0]) if of_loss is None else of_loss
         of_slope = torch.zeros_like(input) if of_slope is None else of_slope
         layer = [x for x in (weight, bias) if x is not None]
