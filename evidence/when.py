@@ -371,8 +371,7 @@ We made these of real texts ([how](evidence.md#tasks-that-we-made)):
 There are 8 clients with 40 examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks.
 Numbers are as above, in the task's own metric: points, or for an RMSE by how much it is lower. *No
 model*: any answer to a pair, a passage drawn at random, the mean of a client's training rows. The
-methods are close to it, or worse: so little data and training hardly tells methods apart, and one
-seed less.
+methods are close to it, or worse: so little data and training hardly tells methods apart.
 
 {table}
 """
