@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from .step import KeyedDropout
 
 # What a forward pass may raise when modules below a wrong boundary return their input.
-_WRONG_BOUNDARY = (RuntimeError, TypeError, AttributeError, ValueError, IndexError, KeyError)
+_WRONG_BOUNDARY = (
+    RuntimeError, TypeError, AttributeError, ValueError, ArithmeticError, IndexError, KeyError,
+)  # fmt: skip
 
 
 class _Reached(Exception):  # noqa: N818  # no error: it ends a pass whose rest nobody needs
