@@ -167,6 +167,18 @@ def test_padding_is_invisible(name: str, on: str, cases: Cases) -> None:
     checks.padding_is_invisible(cases(name, on))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name not in METHODS else [])
+        for name, method in CASES.items()
+        if method.takes_parts
+    ],
+)
+def test_batches_may_be_computed_in_parts(name: str, cases: Cases) -> None:
+    checks.parts_of_batches_add_up(cases(name, "text"))
+
+
 @every_case
 def test_nothing_private_is_sent(name: str, on: str, cases: Cases) -> None:
     checks.nothing_private_is_sent(cases(name, on))

@@ -152,6 +152,8 @@ class Method(ABC):
     trains_alone: ClassVar[bool] = False
     # patterns of received tensors whose sizes may change from round to round
     changing_sizes: ClassVar[tuple[str, ...]] = ()
+    # a step's loss is a mean over predictions, so that parts of a batch can be computed in turn
+    takes_parts: ClassVar[bool] = True
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)

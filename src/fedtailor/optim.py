@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from . import random
-from .params import Batch, Params, flat, pick, split, strip_prefix, subtract, unflat
+from .params import Batch, Params, add, flat, pick, scale, split, strip_prefix, subtract, unflat
 from .profiling import phase
 from .task.task import Task
 from .torch_private import under_vmap
@@ -42,7 +42,7 @@ class ClientContext(NamedTuple):
     ``key`` (int64 scalar) is the client's own in this round, ``lr_scale`` the round's factor on
     learning rates, ``round`` the round's number, from 1. ``public`` holds the examples that all
     clients have, if there are any. ``passes`` says how many passes over the client's data its
-    batches are.
+    batches are. A step is computed on ``micro_batch`` examples at a time; None: on all at once.
     """
 
     key: Tensor
@@ -50,6 +50,7 @@ class ClientContext(NamedTuple):
     round: int = 1
     public: Batch | None = None
     passes: int = 1
+    micro_batch: int | None = None
 
     def subkey(self, number: int) -> ClientContext:
         """The same context with another key, for one of several trainings in a round."""
@@ -162,7 +163,8 @@ def train(
             their new values.
         batches: one a step. A batch may hold ``weight`` ``[b]``, 0 for padding examples; a batch
             whose weights are all 0 is padding, and leaves everything as it is.
-        context: ``key`` seeds dropout, ``lr_scale`` multiplies the learning rates.
+        context: ``key`` seeds dropout, ``lr_scale`` multiplies the learning rates; a step takes
+            ``micro_batch`` examples at a time, and the mean of their gradients.
         optimiser: starts anew.
         lr: the learning rate of a parameter by its name; None: the parameter stays as it is. By
             default ``optimiser.lr`` for all.
@@ -189,8 +191,10 @@ def train(
     losses, active = [], []
     for batch in batches:
         key = random.fold_in(context.key, number)
-        gradient, (value, buffers) = _gradient(
-            partial(objective, batch, key), groups.unflatten([theta for theta, *_ in states])
+        at = groups.unflatten([theta for theta, *_ in states])
+        gradient, value, buffers = _sum(
+            (_gradient(partial(objective, part, key), at), share)
+            for part, share in task.parts(batch, context.micro_batch)
         )
         with phase("optimiser"):
             g = optimiser.clipped(groups.flatten(gradient))
@@ -210,6 +214,19 @@ def train(
     mean = torch.stack(losses).sum() / torch.stack(active).sum().clamp(min=1)
     trained = {**rest, **groups.unflatten([theta for theta, *_ in states])}
     return pick(trained, state), mean
+
+
+def _sum(
+    parts: Iterator[tuple[tuple[Params, tuple[Tensor, Params]], Tensor | float]],
+) -> tuple[Params, Tensor, Params]:
+    """The gradient and the loss of a batch from those of its parts and their shares, and the last
+    part's buffers."""
+    (gradient, (value, buffers)), share = next(parts)
+    if isinstance(share, Tensor):
+        gradient, value = scale(gradient, share), value * share
+    for (more, (loss, buffers)), share in parts:  # noqa: B007
+        gradient, value = add(gradient, scale(more, share)), value + loss * share
+    return gradient, value, buffers
 
 
 def _gradient(

@@ -81,18 +81,19 @@ def uniform_at(k: Tensor, counter: Tensor) -> Tensor:
     return _shift(_mix(k + (counter + 1) * _GAMMA), 40).to(torch.float32) * 2.0**-24
 
 
-def bernoulli(k: Tensor, shape: Sequence[int], p: float) -> Tensor:
+def bernoulli(k: Tensor, shape: Sequence[int], p: float, first: int = 0) -> Tensor:
     """Draw bools of ``shape``, True with probability ``p`` (to 2^-16).
 
     An axis has at most 65,536 positions. The draw at a position does not depend on ``shape``. Four
-    neighbours share one 64-bit word.
+    neighbours share one 64-bit word. Of several axes, the first begins at position ``first``.
 
     >>> bool((bernoulli(key(0), (1000,), 0.9).float().mean() - 0.9).abs() < 0.05)
     True
     """
     row = torch.zeros((), dtype=torch.int64, device=k.device)
     for size in shape[:-1]:
-        row = row[..., None] * 65536 + torch.arange(size, device=k.device)
+        row = row[..., None] * 65536 + torch.arange(first, first + size, device=k.device)
+        first = 0
     word = torch.arange(1, -(-shape[-1] // 4) + 1, device=k.device) * _GAMMA
     x = fold_in(k, row)[..., None] + word
     for bits, factor in ((30, _MIX1), (27, _MIX2)):  # `_mix` in place: no new memory

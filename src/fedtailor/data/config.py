@@ -95,8 +95,18 @@ class LocalConfig:
     batch_size: Few = 16
     epochs: Annotated[int, Gt(0), Le(10_000)] = 1
     steps: Few | None = None  # instead of epochs
+    # a step computes so many examples at a time; None: all of its batch
+    micro_batch: Few | None = None
     # "balanced": in the training loss each of a client's classes counts as much as another
     class_weights: Literal["balanced"] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse parts of a batch that are no smaller than it."""
+        if self.micro_batch is not None and self.micro_batch >= self.batch_size:
+            raise InputError(
+                f"local.micro_batch = {self.micro_batch} has no effect on batches of "
+                f"local.batch_size = {self.batch_size}; give less, or leave it out"
+            )
 
     @property
     def passes(self) -> int:

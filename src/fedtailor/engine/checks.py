@@ -19,6 +19,11 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
     """Raise InputError where the method, its settings and the federation don't go together."""
     check_plan(method, federation, plan, task.device)
     check_plain_hooks(method, task)
+    if plan.local.micro_batch is not None and task.mixes_examples:
+        raise InputError(
+            f"local.micro_batch = {plan.local.micro_batch}: the model's batch normalisation needs "
+            "whole batches; leave it out, or set model.batch_norm = 'frozen'"
+        )
     cohort_size = plan.cohort_size(federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
 
@@ -121,6 +126,11 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
         raise InputError(
             f"local.class_weights = {plan.local.class_weights!r} needs one class a row, and the "
             f"task {objective.name!r} has none; leave it out"
+        )
+    if plan.local.micro_batch is not None and not method.takes_parts:
+        raise InputError(
+            f"local.micro_batch = {plan.local.micro_batch}: a step of {method.name} needs its "
+            "whole batch; leave local.micro_batch out"
         )
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")

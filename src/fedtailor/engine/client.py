@@ -87,7 +87,12 @@ class _Clients(ClientWork, ABC):
             to_device(request.private, task.device),
             batches,
             ClientContext(
-                key.to(task.device), request.lr_scale, request.round, self.public, request.passes
+                key.to(task.device),
+                request.lr_scale,
+                request.round,
+                self.public,
+                request.passes,
+                self.local.micro_batch,
             ),
             time.perf_counter() - start,
             time.process_time() - cpu_start,

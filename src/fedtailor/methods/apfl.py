@@ -88,12 +88,14 @@ class APFL(FineTuning):
         """a after its step on one batch."""
         v, w = strip_prefix(state, _PERSONAL), pick(state, task.trained)
 
-        def f(a: Tensor) -> Tensor:
+        def f(a: Tensor, batch: Batch) -> Tensor:
             return task.loss({**v, **mixture(v, w, a)}, batch, context.subkey(1).key)[0]
 
         rate = self.optimiser.lr if self.lr_mix is None else self.lr_mix
         a = state[_MIX]
-        slope: Tensor = torch.func.grad(f)(a)  # <v - w, grad f(u)>
+        slope = torch.zeros_like(a)  # <v - w, grad f(u)>
+        for part, share in task.parts(batch, context.micro_batch):
+            slope = slope + torch.func.grad(f)(a, part) * share
         return (a - rate * context.lr_scale * slope).clamp(0, 1)
 
     def inference_params(self, task: Task, state: Params) -> Params:

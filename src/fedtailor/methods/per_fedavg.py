@@ -51,6 +51,7 @@ class PerFedAvg(FineTuning):
     """Per-FedAvg: ``lr_inner`` is the paper's alpha, ``optimiser.lr`` its beta."""
 
     name: ClassVar[str] = "per-fedavg"
+    takes_parts: ClassVar[bool] = False
     family: ClassVar[str] = "global"
     needs_only_mean: ClassVar[bool] = True
 

@@ -96,6 +96,7 @@ class PFedGate(Method):
     """
 
     name: ClassVar[str] = "pfedgate"
+    takes_parts: ClassVar[bool] = False
     family: ClassVar[str] = "sparse"
     sends_updates: ClassVar[bool] = True
 

@@ -51,6 +51,7 @@ class PFedMe(FineTuning):
     """
 
     name: ClassVar[str] = "pfedme"
+    takes_parts: ClassVar[bool] = False
     family: ClassVar[str] = "regularised"
     needs_only_mean: ClassVar[bool] = True
 

@@ -148,7 +148,9 @@ def mean_gradient(
     gradient = torch.func.grad(loss)
     total = scale(theta, 0.0)
     for number, batch in enumerate(batches):
-        total = add(total, gradient(theta, batch, random.fold_in(context.key, number)))
+        key = random.fold_in(context.key, number)
+        for part, share in task.parts(batch, context.micro_batch):
+            total = add(total, scale(gradient(theta, part, key), share))
     return scale(total, 1 / real_steps(batches))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # a target that stands for none
-_LEAST = 1e-9  # of a sum of weights, which is 0 for padding alone
+LEAST = 1e-9  # of a sum of weights, which is 0 for padding alone
 MetricFunction = Callable[[Any, Any], float]
 """From the targets of a client's examples and the predictions, as `Objective.compared` gives them,
 to a number."""
@@ -39,8 +39,8 @@ class Scores:
     def mean(self, weight: Tensor | None = None) -> Tensor:
         """Return the mean loss of a prediction; ``weight`` ``[b]`` is 0 for padding examples."""
         if weight is None:
-            return self.loss.sum() / self.count.sum().clamp(min=_LEAST)
-        return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=_LEAST)
+            return self.loss.sum() / self.count.sum().clamp(min=LEAST)
+        return (self.loss * weight).sum() / (self.count * weight).sum().clamp(min=LEAST)
 
     def weighted(self, weight: Tensor) -> Scores:
         """Return the scores where an example counts as ``weight`` ``[b]`` of them."""
@@ -232,6 +232,13 @@ class Objective(ABC):
     def num_outputs(self, num_classes: int) -> int | None:
         """Return how many outputs a model's new head has; None: the model has its own head."""
         return None
+
+    def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return how many predictions each example of a batch is, float32 ``[b]``."""
+        import torch
+
+        first = next(iter(batch.values()))
+        return torch.ones(len(first), device=first.device)
 
     @abstractmethod
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:

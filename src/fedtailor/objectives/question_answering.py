@@ -243,6 +243,11 @@ class QuestionAnswering(Objective):
                 sizes=[*map(len, ids)],
             )
 
+    def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return in how many windows of each example something is to be found."""
+        targets = batch["labels"].reshape(len(batch["labels"]), -1, 2)
+        return (targets[..., 0] != IGNORED).sum(1).float()
+
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the first and of the last token, their
         mean, summed over the windows. Padding is no token that could be chosen."""
@@ -255,7 +260,7 @@ class QuestionAnswering(Objective):
             hidden.flatten(0, 2), targets.flatten(), ignore_index=IGNORED, reduction="none"
         )
         loss = flat.view(targets.shape).mean(2).sum(1)
-        return Scores(loss, loss.new_zeros(loss.shape), (targets[..., 0] != IGNORED).sum(1))
+        return Scores(loss, loss.new_zeros(loss.shape), self.counts(batch))
 
     def predictions(
         self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf

@@ -256,6 +256,10 @@ class TokenClassification(Objective):
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
         return np.zeros((rows, tokens), np.int64)
 
+    def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return how many words of each example have a tag."""
+        return (batch["labels"] != IGNORED).sum(1).float()
+
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the tags, and how many of them are the
         most probable ones."""
@@ -267,7 +271,7 @@ class TokenClassification(Objective):
         )
         loss = flat.view(labels.shape)
         hits = (logits.argmax(-1) == labels) & ~loss.isnan()
-        return Scores(loss.sum(1), hits.sum(1), (labels != IGNORED).sum(1))
+        return Scores(loss.sum(1), hits.sum(1), self.counts(batch))
 
     def predictions(
         self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf

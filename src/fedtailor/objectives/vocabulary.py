@@ -19,6 +19,10 @@ class VocabularyObjective(Objective):
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the token that each position predicts, int64 ``[b, L]``; `IGNORED`: none."""
 
+    def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return how many tokens of each example are targets."""
+        return (self.token_targets(batch) != IGNORED).sum(1).float()
+
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the target tokens, and which of them are
         the most probable ones."""

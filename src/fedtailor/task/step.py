@@ -25,7 +25,18 @@ class StepContext:
     """
 
     def __init__(self) -> None:
+        self.part = 0, 1
         self.begin(training=False)
+
+    @contextmanager
+    def on_part(self, first: int, rows: int) -> Iterator[None]:
+        """Compute on so many ``rows`` of a batch, from row number ``first`` on: what is dropped of
+        them is what is dropped of them in the whole batch."""
+        self.part = first, rows
+        try:
+            yield
+        finally:
+            self.part = 0, 1
 
     def begin(
         self,
@@ -104,7 +115,8 @@ class KeyedDropout(StepModule):
         if not self.step.training or self.step.key is None:
             return x
         key = random.fold_in(self.step.key, self.layer)
-        mask = random.bernoulli(key, x.shape, 1.0 - self.p)
+        first, rows = self.step.part
+        mask = random.bernoulli(key, x.shape, 1.0 - self.p, first * len(x) // rows)
         return x * (mask.to(x.dtype) * (1.0 / (1.0 - self.p)))
 
 

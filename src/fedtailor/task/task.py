@@ -7,7 +7,7 @@ training step, a key, and return logits, losses and the new values of state buff
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import random
-from ..objectives.objective import Scores
+from ..objectives.objective import LEAST, Scores
 from ..objectives.vocabulary import VocabularyObjective, token_scores
 from ..params import CACHED, EXAMPLE_WEIGHT, Batch, Params, strip_prefix
 from .backbone import Backbone, sequences
@@ -116,12 +116,22 @@ class Task:
     def least_examples(self, batch: Batch) -> int:
         """How many examples a batch, such as this one, needs in training. It is two where a batch
         normalisation gets one value of a channel from an example: its variance is 0."""
-        norms = [one for one in self.model.modules() if isinstance(one, FunctionalBatchNorm)]
-        if not any(norm.trained for norm in norms):
+        norms = self._batch_norms
+        if not norms:
             return 1
         with torch.no_grad():
             self.logits(self.state, batch)
-        return 2 if any(norm.trained and norm.per_example == 1 for norm in norms) else 1
+        return 2 if any(norm.per_example == 1 for norm in norms) else 1
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether the loss of an example depends on the others of its batch."""
+        return bool(self._batch_norms)
+
+    @property
+    def _batch_norms(self) -> list[FunctionalBatchNorm]:
+        norms = [one for one in self.model.modules() if isinstance(one, FunctionalBatchNorm)]
+        return [norm for norm in norms if norm.trained]
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """Return the keyword arguments of the model's forward: masks, positions, pictures. Where
@@ -207,6 +217,24 @@ class Task:
             inputs = self.inputs(batch)
             output = functional_call(self.model, state, (), inputs, tie_weights=self._tied)
         return self.backbone.logits(output)
+
+    def parts(self, batch: Batch, rows: int | None) -> Iterator[tuple[Batch, Tensor | float]]:
+        """Yield ``batch`` in parts of so many ``rows`` (None: whole), each with its share of the
+        batch's predictions: the batch's loss is the sum of the parts' losses times these. What is
+        dropped of a part is what is dropped of it in the batch."""
+        size = len(next(iter(batch.values())))
+        if rows is None or rows >= size:
+            yield batch, 1.0
+            return
+        counts = self.backbone.objective.counts(batch)
+        for name in {EXAMPLE_WEIGHT, "weight"} & batch.keys():
+            counts = counts * batch[name]
+        shares = counts / counts.sum().clamp(min=LEAST)
+        for first in range(0, size, rows):
+            some = slice(first, first + rows)
+            part = {name: value[some] for name, value in batch.items()}
+            with self._step.on_part(first, len(shares[some])):
+                yield part, shares[some].sum()
 
     def loss(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged

@@ -70,6 +70,24 @@ def padding_is_invisible(case: Case) -> None:
     require_close({"loss": plain[2]}, {"loss": other[2]}, 2e-5, f"{what} the loss")
 
 
+def parts_of_batches_add_up(case: Case) -> None:
+    """Batches that are computed in parts of a few examples, with ``context.micro_batch``, give what
+    they give whole; where they do not, ``takes_parts`` is False."""
+    method, task, client = case.method, case.task(), case.first_round(4)
+    if not method.takes_parts or task.mixes_examples:
+        return
+    private = method.init_client(task, 4, random.key(4))
+    padded = [row(batch, 0) for batch in pad_and_stack([case.batches(4), case.batches(2)])]
+    whole, parts = (
+        client_round(method, task, client.received, private, padded, context)
+        for context in (case.context(4), case.context(4)._replace(micro_batch=3))
+    )
+    what = "with batches in parts (takes_parts = False refuses them),"
+    require_close(whole[0], parts[0], 2e-5, f"{what} the upload")
+    require_close(whole[1], parts[1], 2e-5, f"{what} what the client keeps")
+    require_close({"loss": whole[2]}, {"loss": parts[2]}, 2e-5, f"{what} the loss")
+
+
 def nothing_private_is_sent(case: Case) -> None:
     """No private tensor stands in what a client sends or receives, neither by name nor by value."""
     method, task, one = case.method, case.task(), case.first_round(0)
@@ -270,6 +288,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     runs,
     sequential_equals_vectorised,
     padding_is_invisible,
+    parts_of_batches_add_up,
     nothing_private_is_sent,
     packed_uploads_arrive_whole,
     honest_uploads_are_accepted,
