@@ -8,8 +8,10 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 import fedtailor as ft
 from fedtailor.cli import main
@@ -205,6 +207,102 @@ def test_a_mistake_is_one_line(
     assert message in said
     assert said.count("\n") == 1
     assert not Path("visits.toml").exists()
+
+
+TEXTS = [f"the ward was clean on day {day}" for day in range(40)]
+WORDS = [["the", "ward"]] * 40
+
+
+@pytest.mark.parametrize(
+    ("columns", "arguments", "said"),
+    [
+        ({"score": [0.5, 1.5]}, "", "task: regression\nnumbers to predict: 0.5 to 1.5, mean 1, st"),
+        ({"days": [7, 41, 93]}, "--task regression", "numbers to predict: 7 to 93, mean 46"),
+        (
+            {"days": [*range(39), 1]},
+            "--label days",
+            "one row, too few to learn from: is 'days' the",
+        ),
+        ({"days": [*range(39), 1]}, "--label days", "column; --task regression predicts numbers\n"),
+        ({"tags": ["a|b", "b", "c|a"]}, "", "classes: 3 (a 27, b 27, c 13)\ncolumn 'tags' of"),
+        ({"tags": ["a|b", "b", "c|a"]}, "", "labels are split at '|'\n"),
+        ({"a": [0, 1], "b": ["no", "no", "yes"], "c": [0]}, "", "3 (a 20, b 13, c 0)"),
+        ({"label": ["x", "y"], "a": [0, 1], "b": [1, 0]}, "--label a,b", "classes: 2 (a 20, b 20)"),
+        ({"label": ["x", "y"], "a": [0, 1], "b": [1, 0]}, "", "classes: 2 (x 20, y 20)"),
+        ({"outcome": ["x", "y"], "a": [0, 1], "b": [1, 0]}, "", "classes: 2 (x 20, y 20)"),
+        ({"tokens": WORDS, "tags": [["O", "B-X"]] * 39 + [["O"]]}, "", "classes: 2 (B-X 39, O 40)"),
+        ({"messages": [[{"role": "user", "content": "a"}]]}, "", "\n\ntask: instruct\nclients: no"),
+        ({"score": [0.5]}, "", "all training rows have the number 0.5; there is nothing to learn"),
+        ({"tags": [["a"]]}, "", "has 1 label; the task 'multi-label' needs two or more"),
+        ({"a": [0, 1]}, "--task multi-label --label a", "says 0 or 1, or no or yes, of one label"),
+        ({"tokens": WORDS, "tags": [["O", "O"]]}, "", "holds one class only ('O'); there is noth"),
+        (
+            {"price": ["1,234"]},
+            "--task regression --label price",
+            "holds '1,234' in row 1: the task",
+        ),
+        (
+            {"price": ["5 kg"]},
+            "--task regression --label price",
+            "needs numbers such as 1234.5, of",
+        ),
+        (
+            {"price": ["nan", "1"]},
+            "--task regression --label price",
+            "holds 'nan' in row 1: the ta",
+        ),
+        (
+            {"price": ["1_000"]},
+            "--task regression --label price",
+            "holds '1_000' in row 1: the task",
+        ),
+        ({"days": [7, 41], "age": [7, 8]}, "--task regression", "numbers to predict with --label"),
+        (
+            {"tokens": WORDS, "tags": [["O", "B-X"]]},
+            "--task token-classification --text tokens --label tokens",
+            "text 'tokens', label 'tokens', client None: each needs a column of its own",
+        ),
+    ],
+)
+def test_it_reads_what_is_to_be_predicted_as_the_run_does(
+    columns: dict[str, list[Any]],
+    arguments: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = {"text": TEXTS, **columns}
+    rows = [{name: some[n % len(some)] for name, some in columns.items()} for n in range(40)]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = main(["new", "t.jsonl", "--out", "t.toml", *arguments.split()])
+    printed, told = capsys.readouterr()
+    assert said in (told if code else printed), printed + told
+    assert Path("t.toml").exists() == (code == 0)
+    assert told.count("\n") == (code > 0)
+
+
+def test_pictures_of_several_sizes_become_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    labels = ["image,labels,ward"]
+    for number in range(20):
+        folder = Path("pictures", "ab"[number % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (12 + number, 30)).save(folder / f"{number}.png")
+        labels.append(f"{folder}/{number}.png,{'a|b' if number % 3 else 'b'},{number % 2}")
+    Path("table.csv").write_text("\n".join(labels) + "\n")
+    for name in ("pictures", "table.csv"):
+        assert main(["new", name, "--out", "e.toml", "--overwrite"]) == 0
+        assert "\npictures: all become squares of 22 x 22 pixels\n" in capsys.readouterr().out
+        config = load(Path("e.toml")).data
+        assert (config.picture_size, config.image) == (22, "image")
+        assert load_data(config).inputs.values.shape == (20, 1, 22, 22)
+    Path("pictures/a/0.png").write_bytes(b"none")
+    assert main(["new", "pictures", "--out", "e.toml", "--overwrite"]) == 2
+    assert "0.png) is no picture that can be read" in capsys.readouterr().err
 
 
 @pytest.mark.slow

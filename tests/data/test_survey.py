@@ -84,7 +84,7 @@ def test_missing_values_are_counted_and_are_no_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": REPORTS, "label": ["x"] * 12}, "holds one class only .'x'.; classification"),
+        ({"text": REPORTS, "label": ["x"] * 12}, "holds one class only .'x'.; there is"),
         ({"a": range(12), "label": [0, 1] * 6}, "has no text or picture column: a "),
         ({"text": REPORTS, "label": range(12)}, "has another value in each row; a label has a few"),
     ],

@@ -15,6 +15,7 @@ from .options import add_json
 
 if TYPE_CHECKING:
     from ..data.survey import Roles, Survey
+    from ..objectives.objective import Targets
     from ..runs.draft import Clients
 
 _SHOWN = 8  # names in a line
@@ -35,7 +36,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--text-pair", metavar="COLUMN", help="the column of the second texts, if inputs are pairs"
     )
     parser.add_argument(
-        "--label", metavar="COLUMN", help="the column of classes; none: train a language model"
+        "--label",
+        metavar="COLUMN",
+        help="the column to predict, or several of 0 and 1 with commas between; none: train a "
+        "language model",
     )
     parser.add_argument(
         "--client", metavar="COLUMN", help="the column that names the client; none: there is none"
@@ -78,12 +82,14 @@ def _new(options: argparse.Namespace) -> None:
         model = options.model or _ask("model (fedtailor list models)", model)
         names = options.methods or _ask("methods (fedtailor list methods)", names)
     methods = [name.strip() for name in names.split(",")]
+    text = draft.draft(table, roles, out.stem, model, methods)
+    targets = draft.targets(text)
     with naming(out):
-        out.write_text(draft.draft(table, roles, out.stem, model, methods), encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     if options.json:
-        print(json.dumps(_as_dict(table, roles, clients, out), indent=2))
+        print(json.dumps(_as_dict(table, roles, targets, clients, out), indent=2))
     else:
-        print("\n".join(_described(table, roles, clients)))
+        print("\n".join(_described(table, roles, targets, clients)))
         if hint := _client_hint(table, roles, options):
             print(hint)
         if table.column(roles.source).kind == "text" and model in BUILTIN:
@@ -161,24 +167,21 @@ def _taken(roles: Roles) -> dict[str | None, str]:
     }
 
 
-def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
-    from ..objectives import DEFAULT, Regression
+def _described(
+    table: Survey, roles: Roles, targets: Targets | None, clients: Clients
+) -> Iterator[str]:
+    from ..objectives import DEFAULT, CausalLM
 
     yield f"{table.path}: {table.rows:,} rows{_lines(table)}"
-    yield _columns(table, roles)
-    if roles.label is None:
-        yield "\na language model, trained on the texts alone"
-    elif roles.task == Regression.name:
-        (label,) = roles.labels
-        numbers = [float(value) for value in table.counts(label)]
-        yield f"\nnumbers to predict: {min(numbers):g} to {max(numbers):g} (a regression)"
-        yield from _unused(table.column(label).missing, "label")
+    yield _columns(table, roles) + "\n"
+    if (side := table.column(roles.source).side) is not None:
+        yield f"pictures: all become squares of {side} x {side} pixels"
+    if roles.task == CausalLM.name:
+        yield "a language model, trained on the texts alone"
     elif roles.task != DEFAULT.name:
-        yield f"\ntask: {roles.task}"
-        yield from _unused(max(table.column(one).missing for one in roles.labels), "label")
-    else:
-        (label,) = roles.labels
-        yield from _of_classes(table, label)
+        yield f"task: {roles.task}"
+    if targets is not None:
+        yield from _of_targets(table, roles, targets)
     if roles.client is None:
         yield "clients: no column is known to name them, so the rows are divided at random"
         return
@@ -191,19 +194,37 @@ def _described(table: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
         yield f"left out, with fewer than {clients.least} rows: {_listed(small)}"
 
 
-def _of_classes(table: Survey, label: str) -> Iterator[str]:
-    counts = table.counts(label)
-    classes = [f"{name} {count:,}" for name, count in counts.items()]
-    yield f"\nclasses: {len(classes)} ({_listed(classes)})"
-    yield from _doubts("classes", counts)
-    median = sorted(counts.values())[len(classes) // 2]
-    if median < _FEW_ROWS:
-        rows = "one row" if median == 1 else f"{median} rows"
+def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
+    """Say what is to be predicted, and what is odd about it."""
+    counts, known = targets.counts(), targets.values[targets.is_known]
+    if targets.scale:
+        mean, deviation = targets.scale
         yield (
-            f"half of the classes have at most {rows}, too few to learn from: is {label!r} the "
-            "label? --label names another column"
+            f"numbers to predict: {known.min():g} to {known.max():g}, mean {mean:g}, standard "
+            f"deviation {deviation:g}"
         )
-    yield from _unused(table.column(label).missing, "label")
+    elif counts:
+        classes = [f"{name} {count:,}" for name, count in counts.items()]
+        yield f"classes: {len(classes)} ({_listed(classes)})"
+        yield from _doubts("classes", counts)
+        yield from _rare(table, roles, sorted(counts.values())[len(counts) // 2])
+    if targets.note:
+        yield targets.note
+    yield from _unused(len(targets.is_known) - len(known), "label")
+
+
+def _rare(table: Survey, roles: Roles, median: int) -> Iterator[str]:
+    """Say that half of the classes have few rows."""
+    if median >= _FEW_ROWS:
+        return
+    from ..objectives import OBJECTIVES, Regression
+
+    rows = "one row" if median == 1 else f"{median} rows"
+    label = roles.label if OBJECTIVES[roles.task].has_classes else None
+    is_number = isinstance(label, str) and table.column(label).kind in ("integer", "number")
+    which = "" if label is None else f": is {label!r} the label? --label names another column"
+    number = f"; --task {Regression.name} predicts numbers" if is_number else ""
+    yield f"half of the classes have at most {rows}, too few to learn from{which}{number}"
 
 
 def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> str:
@@ -254,19 +275,17 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _as_dict(table: Survey, roles: Roles, clients: Clients, out: Path) -> dict[str, Any]:
+def _as_dict(
+    table: Survey, roles: Roles, targets: Targets | None, clients: Clients, out: Path
+) -> dict[str, Any]:
     import dataclasses
 
-    from ..objectives import OBJECTIVES
-
-    has_classes = OBJECTIVES[roles.task].has_classes
-    counts = table.counts(*roles.labels) if has_classes else {}
     return {
         "file": str(out),
         "rows": table.rows,
         "columns": [dataclasses.asdict(column) for column in table.columns],
         "roles": dataclasses.asdict(roles),
-        "classes": {str(name): count for name, count in counts.items()},
+        "classes": {} if targets is None else targets.counts(),
         "clients": dict(clients.sizes),
         "too_small": dict(clients.too_small),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -365,11 +365,14 @@ def _kind(feature: Any) -> str:
 
 
 def targets_of(
-    columns: Columns, objective: Objective, classes: tuple[str, ...] = ()
+    columns: Columns,
+    objective: Objective,
+    classes: tuple[str, ...] = (),
+    scale: tuple[float, ...] = (),
 ) -> Targets | None:
     """Return what the rows of a source are to be predicted as; None if the inputs say it. Raises
-    InputError where there is no column of targets, or it holds something else; a class has a name
-    that can't be shown."""
+    InputError where there is no column of targets, or it holds something else, or nothing that
+    could be learned; a class has a name that can't be shown."""
     if not objective.reads_targets:
         return None
     if columns.labels is None:
@@ -379,9 +382,24 @@ def targets_of(
     place = columns.places[0]
     cells = Cells(columns.labels, columns.num_train, columns.classes, place, columns.numbers)
     targets = objective.targets(cells, classes)
-    if targets is not None:
-        check_names("class", targets.classes, "data.classes" if classes else place)
-    return targets
+    if targets is None:
+        return None
+    check_names("class", targets.classes, "data.classes" if classes else place)
+    if targets.classes and not classes:
+        check_several(place, targets.classes)
+    scale = scale or targets.scale
+    if scale and not scale[1]:
+        raise InputError(
+            f"{place}: all training rows have the number {scale[0]:g}; there is nothing to learn"
+        )
+    return replace(targets, scale=scale)
+
+
+def check_several(place: str, names: Collection[Any]) -> None:
+    """Raise InputError where a column has but one class."""
+    if len(names) < 2:
+        only = ", ".join(map(repr, names)) or "nothing"
+        raise InputError(f"{place} holds one class only ({only}); there is nothing to learn")
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .table import Images
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
+_LARGE = 512  # pixels of a side: larger pictures take much room
+_SIDE = 224  # that most models read
 _FORMAT = 2  # version of the cached files; part of their key
 
 
@@ -69,6 +72,27 @@ def decode(table: Any, column: str, side: int | None = None) -> NDArray[np.uint8
             disk_cache.publish(stage, folder)
     values: NDArray[np.uint8] = np.load(folder / "values.npy", mmap_mode="r")
     return values
+
+
+def side_for(table: Any, column: str) -> int | None:
+    """Return the pixels of the squares that a column's pictures are best made; None where all have
+    one size, and no large one. Raises InputError where one can't be read."""
+    from datasets import Image as Pictures
+    from PIL import ExifTags, Image, UnidentifiedImageError
+
+    table = table.select_columns([column]).cast_column(column, Pictures(decode=False))
+    sizes = []
+    for name, data in _encoded(table, column):
+        try:
+            with Image.open(BytesIO(data)) as image:
+                is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+                sizes.append(image.size[::-1] if is_turned else image.size)
+        except UnidentifiedImageError:
+            opened(data, name)  # says why
+    if len(set(sizes)) < 2 and max(map(max, sizes), default=0) <= _LARGE:
+        return None
+    shorter = sorted(map(min, sizes))
+    return min(_SIDE, shorter[len(shorter) // 2])
 
 
 def _encoded(table: Any, column: str) -> Iterator[tuple[str, bytes]]:

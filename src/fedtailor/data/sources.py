@@ -149,7 +149,7 @@ def load_data(
     if config.test_split is None:
         columns = columns.train_only()
     drawn = rows = _draw(columns, config)
-    targets = source_columns.targets_of(columns, objective, config.classes)
+    targets = source_columns.targets_of(columns, objective, config.classes, config.scale)
     if targets is not None:
         rows = rows[targets.is_known[rows]]
     groups, client_names = source_columns.encode_clients(columns)
@@ -195,12 +195,7 @@ def load_data(
             "data.test_split = 'none' to take test rows from each client's own"
         )
     classes = () if targets is None else targets.classes
-    scale = () if targets is None else config.scale or targets.scale
-    if scale and not scale[1]:
-        raise InputError(
-            f"{columns.places[0]}: all training rows have the number {scale[0]:g}; there is "
-            "nothing to learn"
-        )
+    scale = () if targets is None else targets.scale
     if scale and config.huber_delta:
         scale = (*scale[:2], config.huber_delta)
     groups = None if groups is None else groups[rows]

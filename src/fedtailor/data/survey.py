@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ..errors import InputError, unknown
-from ..objectives import DEFAULT, CausalLM, Regression, objective_of
+from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
 from ..objectives.cells import trimmed
 from ..objectives.classification import check_few_classes, check_labels
 from ..objectives.objective import Objective
 from . import other_tasks
-from .columns import first_values, usual_column
+from .columns import check_several, first_values, usual_column
+from .images import side_for
 from .names import check_names
 from .tables import is_csv, local_table, with_all_numbers
 
@@ -58,6 +59,7 @@ class Column:
     distinct: int
     missing: int
     long: int = 0  # 95 of 100 texts are no longer
+    side: int | None = None  # pixels of the squares that pictures are to become
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,13 @@ class Survey:
     def recognised(self) -> Objective | None:
         """The task that the table is surely for, if that needs more than a text and a label."""
         found = other_tasks.recognised(self.first)
-        return None if found is None else found[0]
+        if found is None:
+            return None
+        several = found[1].get("label")
+        others = [column.name for column in self.columns if column.name not in (several or ())]
+        if isinstance(several, tuple) and any(_is_called(name, _LABELS) for name in others):
+            return None  # columns of 0 and 1 beside the label
+        return found[0]
 
     def roles(
         self,
@@ -125,29 +133,29 @@ class Survey:
         such task; a column that is named or guessed can't be used, or none can be guessed; a class
         or a client has a name that can't be shown."""
         objective = None if task is None else objective_of(task)
+        if objective is None and self._several(label):
+            objective = next(one for one in OBJECTIVES.values() if one.takes_flags)
         if objective is None and text is None and text_pair is None and label is None:
             objective = self.recognised
         if objective is not None and objective.name not in _GUESSED:
             return self._roles_of(objective, text, label, client, text_pair)
         if task == CausalLM.name:
             label = "none"
-        pair = text_pair
+        source, pair = text, text_pair
         if text is None and text_pair is None and label != "none":
-            text, pair = self._pair({label, client})
-        source = self._source(text)
+            source, pair = self._inputs({label, client})
+        source = self._source(source)
         if pair is not None:
             self._check_kind(pair, ("text",), "the second text of a pair is a text")
         if label == "none" and self.column(source).kind != "text":
             raise InputError(f"column {source!r} of {self.path} holds pictures, which need labels")
         named = None if client in (None, "none") else self._client(str(client))
-        label = None if label == "none" else self._label(label, {source, pair, named})
-        named_roles = [name for name in (source, pair, label, named) if name is not None]
-        if len(set(named_roles)) < len(named_roles):
-            second = "" if pair is None else f", text-pair {pair!r}"
-            raise InputError(
-                f"columns of {self.path}: text {source!r}{second}, label {label!r}, client "
-                f"{named!r}: each needs a column of its own"
-            )
+        taken = {source, pair, named}
+        if task == Regression.name:
+            label = self._numbers(label, taken)
+        else:
+            label = None if label == "none" else self._label(label, taken)
+        self._check_roles(Roles(source, label, named, pair=pair))
         if client is None:
             named = self._guessed_client({source, pair, label})
         if label is None:
@@ -172,12 +180,17 @@ class Survey:
         """The columns of a task that is named or recognised."""
         names = [column.name for column in self.columns]
         found = objective.recognised(self.first)
-        named = {"text": text, "text_pair": text_pair, "label": label}
         usual = {
             "text": objective.input_names,
             "text_pair": objective.second_names,
             "label": objective.target_names,
         }
+        labels = self._several(label) or label
+        named: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": labels}
+        if objective.takes_images and text is None and text_pair is None:
+            found_label = found.get("label") or usual_column(usual["label"], names)
+            taken = Roles("", labels or found_label, None).labels
+            named["text"], named["text_pair"] = self._inputs({*taken, client})
         roles = {
             role: name or found.get(role) or usual_column(usual[role], names)
             for role, name in named.items()
@@ -199,11 +212,9 @@ class Survey:
             client = self._guessed_client({*chosen.columns})
         elif client != "none":
             self._client(client)
-        if client in chosen.columns:
-            raise InputError(
-                f"column {client!r} of {self.path} is the client and an input or label"
-            )
-        return replace(chosen, client=None if client == "none" else client)
+        chosen = replace(chosen, client=None if client == "none" else client)
+        self._check_roles(chosen)
+        return chosen
 
     def source_candidates(self) -> list[Column]:
         """Columns of texts or pictures, the likeliest first; none with a client's name."""
@@ -263,6 +274,26 @@ class Survey:
         usual = next((name for name in texts if _is_called(name, _TEXTS)), None)
         found = other_tasks.pair_of(texts, usual)
         return (found[0], found[1]) if found else (None, None)
+
+    def _inputs(self, taken: set[str | None]) -> tuple[str, str | None]:
+        """The column of inputs, or the two of pairs; ``taken`` have another role."""
+        text, pair = self._pair(taken)
+        return self._source(text), pair
+
+    def _several(self, label: str | None) -> tuple[str, ...]:
+        """The columns of labels that are named with commas between them; none where it is one."""
+        parts = tuple(part.strip() for part in (label or "").split(","))
+        return parts if len(parts) > 1 and all(c.name != label for c in self.columns) else ()
+
+    def _check_roles(self, roles: Roles) -> None:
+        """Raise InputError where a column has two roles."""
+        named = [*roles.columns, *([] if roles.client is None else [roles.client])]
+        if len(set(named)) < len(named):
+            second = "" if roles.pair is None else f", text-pair {roles.pair!r}"
+            raise InputError(
+                f"columns of {self.path}: text {roles.source!r}{second}, label {roles.label!r}, "
+                f"client {roles.client!r}: each needs a column of its own"
+            )
 
     def _source(self, name: str | None) -> str:
         if name is not None:
@@ -329,8 +360,8 @@ class Survey:
             if chosen is None:
                 raise InputError(
                     f"no column of {self.path} looks like a label (2 to {_MAX_CLASSES} words or "
-                    f"{_MAX_INTEGERS} whole numbers, and no client); name one with --label: "
-                    f"{self._listed()}"
+                    f"{_MAX_INTEGERS} whole numbers, and no client); name one with --label (and "
+                    f"for numbers to predict --task {Regression.name}): {self._listed()}"
                 )
             name = chosen.name
         others: tuple[Kind, ...] = ("text", "integer", "number", "other")
@@ -340,9 +371,7 @@ class Survey:
             return name
         check_labels(place, self._values(column))
         values = self.counts(name)
-        if len(values) < 2:
-            only = ", ".join(map(repr, values)) or "nothing"
-            raise InputError(f"{place} holds one class only ({only}); classification needs two")
+        check_several(place, values)
         present = self.rows - column.missing
         check_few_classes(place, column.distinct, present)
         if column.distinct == present:
@@ -351,6 +380,21 @@ class Survey:
                 "rows"
             )
         return name
+
+    def _numbers(self, name: str | None, taken: Collection[str | None]) -> str:
+        """The column of numbers to predict; ``taken`` have another role."""
+        found = [
+            column
+            for column in self.columns
+            if column.kind in ("number", "integer") and column.name not in taken
+            if not _is_called(column.name, _CLIENTS)
+        ]
+        usual = [c for c in found if _is_called(c.name, (*_LABELS, *_ANSWERS))]
+        if name is None and not usual and len(found) != 1:
+            raise InputError(
+                f"{self.path}: name the column of numbers to predict with --label: {self._listed()}"
+            )
+        return self.column(name).name if name is not None else (usual or found)[0].name
 
     def _of_few_values(self, taken: set[str | None]) -> list[Column]:
         return [
@@ -396,9 +440,16 @@ def survey(path: str) -> Survey:
         return merged
 
     columns = [
-        _column(feature, arrow.column(name), name) for name, feature in table.features.items()
+        replace(_column(feature, arrow.column(name), name), side=_side(table, name))
+        for name, feature in table.features.items()
     ]
     return Survey(path, len(table), tuple(columns), counts, first_values(table))
+
+
+def _side(table: Any, name: str) -> int | None:
+    from datasets import Image
+
+    return side_for(table, name) if isinstance(table.features[name], Image) else None
 
 
 def _column(feature: Any, values: Any, name: str) -> Column:

@@ -18,9 +18,9 @@ OBJECTIVES: dict[str, Objective] = {
     one.name: one
     for one in (
         DEFAULT,
+        TokenClassification(),  # whose tags are lists, too
         MultiLabel(),
         Regression(),
-        TokenClassification(),
         QuestionAnswering(),
         CausalLM(),
         Instruct(),  # before those that read an input and an output

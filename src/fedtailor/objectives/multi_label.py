@@ -249,6 +249,11 @@ class MultiLabel(Objective):
                     f"{cells.place}: no row of the {split} split has labels; name another column "
                     "(a row without any label has an empty list, [])"
                 )
+        if all(is_blank(cell) or flag(cell) is not None for cell in cells.values):
+            raise InputError(
+                f"{cells.place} says 0 or 1, or no or yes, of one label; the task {self.name!r} "
+                "needs several: data.label names several such columns, or one of lists"
+            )
         names = cells.classes
         if not names and (width := _width(lists)):
             names = classes or tuple(map(str, range(width)))
@@ -286,27 +291,18 @@ class MultiLabel(Objective):
         return Targets(values, known, names, note=note)
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
-        """Return the column of texts and a column of several labels a row with a usual name, or, if
-        no column has such a name, several columns of 0 and 1."""
+        """Return a column of several labels a row with a usual name, or, if no column is called
+        like a label, several columns of 0 and 1."""
         known = {name: [x for x in cells if not is_blank(x)] for name, cells in columns.items()}
-        texts = [name for name, cells in known.items() if _are_texts(cells)]
-        text = next((name for name in self.input_names if name in texts), None)
-        if text is None and len(texts) == 1:
-            text = texts[0]
-        if text is None:
+        for name in self.target_names:
+            if _have_several(known.get(name, ())):
+                return {"label": name}
+        said = {name: {*map(flag, cells)} for name, cells in known.items()}
+        several = [one for one in said.values() if one == {True, False}]
+        if len(several) < 2 or any(name in columns for name in self.target_names):
             return {}
-        usual = [name for name in self.target_names if name in columns]
-        for name in usual:
-            if _have_several(known[name]):
-                return {"text": text, "label": name}
-        flags = tuple(name for name, cells in known.items() if {*map(flag, cells)} == {True, False})
-        return {"text": text, "label": flags} if len(flags) > 1 and not usual else {}
-
-
-def _are_texts(cells: Sequence[Any]) -> bool:
-    """Whether most cells are texts of several words."""
-    several = [isinstance(cell, str) and len(cell.split()) > 2 for cell in cells]
-    return 2 * sum(several) > len(cells)
+        # the first rows may lack a rare label
+        return {"label": tuple(n for n, one in said.items() if one in ({False}, {True, False}))}
 
 
 def _have_several(cells: Sequence[Any]) -> bool:

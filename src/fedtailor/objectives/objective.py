@@ -59,6 +59,18 @@ class Targets:
     scale: tuple[float, ...] = ()  # what the outputs are to be scaled by; see `Objective.scaled`
     note: str = ""  # what is to be said of how the column was read
 
+    def counts(self) -> dict[str, int]:
+        """How often each class stands there; nothing where the targets are no classes."""
+        values = self.values[self.is_known]
+        if not self.classes:
+            return {}
+        if values.ndim > 1:
+            return dict(zip(self.classes, values.sum(0).tolist(), strict=True))
+        if values.dtype == object:  # of each row its number, and a class a word
+            values = np.array([one for _, tags in values for one in tags if one >= 0], np.int64)
+        every = np.bincount(values, minlength=len(self.classes)).tolist()
+        return dict(zip(self.classes, every, strict=True))
+
 
 @dataclass(frozen=True)
 class Words:

@@ -172,7 +172,7 @@ class QuestionAnswering(Objective):
         return 2
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
-        """Return the columns of questions, contexts and answers that lie in these."""
+        """Return the columns of questions, contexts and answers; most lie in these."""
         names = [
             next((name for name in usual if name in columns), None)
             for usual in (self.input_names, self.second_names, self.target_names)
@@ -180,13 +180,14 @@ class QuestionAnswering(Objective):
         text, pair, label = names
         if text is None or pair is None or label is None:
             return {}
+        lies = []
         for context, cell in zip(columns[pair], columns[label], strict=True):
             answers = _answers(cell)
             if answers is None and not is_blank(cell):
                 return {}
-            if any(said not in str(context) for said, _ in answers or ()):
-                return {}
-        return {"text": text, "text_pair": pair, "label": label}
+            lies.append(all(said in str(context) for said, _ in answers or ()))
+        found: Roles = {"text": text, "text_pair": pair, "label": label}
+        return found if 2 * sum(lies) > len(lies) else {}
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of answers: as SQuAD has them, or texts. Empty cells are unknown; without

@@ -192,15 +192,17 @@ class Regression(Objective):
 def _number(cells: Cells, row: int) -> float:
     """A cell's number; NaN for an empty one."""
     value = cells.values[row]
-    if is_blank(value):
+    if is_blank(value) or (isinstance(value, float) and value != value):
         return math.nan
+    is_odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
     try:
-        number = float(value)
+        number = math.nan if is_odd else float(value)
     except (TypeError, ValueError, OverflowError):
-        number = math.inf
-    if isinstance(value, bool) or abs(number) > _MOST:
+        number = math.nan
+    if not abs(number) <= _MOST:
         raise InputError(
             f"{cells.place} holds {brief(value, 60)} in row {cells.row_number(row)}: the task "
-            f"{Regression.name!r} needs numbers, of at most {_MOST:g}"
+            f"{Regression.name!r} needs numbers such as 1234.5, of at most {_MOST:g}; an empty "
+            "cell is none"
         )
     return number

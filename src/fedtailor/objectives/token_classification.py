@@ -331,13 +331,14 @@ class TokenClassification(Objective):
         return {"tokens", "tags"}
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
-        """Return the columns of words and of tags, lists of one length in each row."""
+        """Return the columns of words and of tags, lists of one length in most rows."""
         for text in set(self.input_names) & columns.keys():
             for label in (name for name in self.target_names if name in columns):
                 words, tags = ([list_of(cell) or [] for cell in columns[n]] for n in (text, label))
                 sizes = [*map(len, words)]
                 are_texts = all(isinstance(word, str) for one in words for word in one)
-                if are_texts and sizes == [*map(len, tags)] and max(sizes, default=0) > 1:
+                fits = [size == len(one) for size, one in zip(sizes, tags, strict=True)]
+                if are_texts and 2 * sum(fits) > len(fits) and max(sizes, default=0) > 1:
                     return {"text": text, "label": label}
         return {}
 

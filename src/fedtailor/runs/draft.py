@@ -9,15 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.columns import targets_of
 from ..data.config import SplitConfig
 from ..data.names import check_names
+from ..data.sources import read_columns
 from ..data.survey import Roles, Survey
 from ..errors import InputError, unknown
 from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
-from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression
+from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
+from ..objectives.objective import Targets
 from ..store.format import check_folder_name
 from .experiment import parse
 
@@ -163,6 +166,13 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
     return text
 
 
+def targets(text: str) -> Targets | None:
+    """Read what an experiment file is to predict, as its run does; None: its texts are that. Raises
+    InputError where the data are not what the file says."""
+    config = parse(tomllib.loads(text)).data
+    return targets_of(read_columns(config), objective_of(config.task), config.classes)
+
+
 def _check_model(name: str, survey: Survey, roles: Roles) -> None:
     """Raise InputError if there is no such model, or it is built in for other data."""
     modality = "image" if survey.column(roles.source).kind == "picture" else "text"
@@ -204,6 +214,8 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield "[data]"
     yield _line("path", survey.path, "from the current folder, or else from this file's")
     yield _line("text" if is_text else "image", roles.source)
+    if (side := survey.column(roles.source).side) is not None:
+        yield _line("picture_size", side, "all pictures become squares of so many pixels")
     if roles.pair is not None:
         yield _line("text_pair", roles.pair, "the second text of each input")
     if roles.task == CausalLM.name:
