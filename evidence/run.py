@@ -87,6 +87,7 @@ LATER: Mapping[str, Any] = {
     "text_pair": None, "class_weights": None, "huber_delta": None,
     "attention": "sdpa", "chat_template": None, "dtype": "fp32", "picture_size": None,
     "micro_batch": None,
+    "lora": {"rslora": False, "dropout": 0.0, "dora": False},
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}

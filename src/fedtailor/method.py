@@ -14,7 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from .errors import InputError, brief
-from .layers.lora import Alpha, Rank, base_params, lora_factors, without_lora
+from .layers.lora import (
+    Alpha,
+    Rank,
+    base_params,
+    lora_factors,
+    lora_magnitudes,
+    without_lora,
+)
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
 from .params import Batch, Params, pick
@@ -122,14 +129,16 @@ class Portable:
 
     ``form`` names the forward pass, a file in ``export/templates``. ``tensors`` without a "/" in
     their name take the place of the base model's own (a smaller one stands for its first units);
-    the form gives a meaning to all others. ``lora`` are factors as `Method.lora` returns them.
-    ``settings`` are plain values, as JSON has them.
+    the form gives a meaning to all others. ``lora`` are factors as `Method.lora` returns them, and
+    ``magnitudes`` DoRA's m ``[d_out]``, by projection. ``settings`` are plain values, as JSON has
+    them.
     """
 
     form: str
     tensors: Params
     lora: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    magnitudes: Params = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -355,7 +364,8 @@ class Method(ABC):
         params = self.inference_params(task, state)
         factors = self.lora(task, params)
         if factors:
-            return Portable("adapter", base_params(task, params), factors)
+            magnitudes = lora_magnitudes(task, params)
+            return Portable("adapter", base_params(task, params), factors, magnitudes=magnitudes)
         return Portable("plain", without_lora(task, params))
 
 
@@ -386,8 +396,8 @@ def checked_weights(method: Method, cohort: Cohort) -> Tensor:
 class FineTuning(Method):
     """A method for any model: fields choose whether all of it, the head or LoRA is trained.
 
-    ``rank`` and ``lora_alpha`` are LoRA's r and alpha, its scaling lora_alpha / rank; ``layers``,
-    patterns of module paths, restricts ``full``. Without anything else this is FedAvg.
+    ``rank`` and ``lora_alpha`` are LoRA's r and alpha; ``layers``, patterns of module paths,
+    restricts ``full``. Without anything else this is FedAvg.
     """
 
     trainable: Trainable = field(default="full", kw_only=True)
@@ -396,4 +406,6 @@ class FineTuning(Method):
     layers: tuple[str, ...] = field(default=(), kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
-        return choose_trainable(backbone, self.trainable, self.rank, self.lora_alpha, self.layers)
+        return choose_trainable(
+            backbone, self.trainable, self.rank, self.lora_alpha, self.layers, dora=True
+        )

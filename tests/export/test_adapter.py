@@ -40,7 +40,7 @@ def test_projections_of_different_ranks_load_in_peft(tmp_path: Path) -> None:
     task = Task(backbone(), method.adapt)
     server = {n: torch.randn_like(v) for n, v in method.init_server(task, 2, key(0)).items()}
     network = Network(task.original, ModelConfig(factory="net.py:net"), {"task": "classification"})
-    write_adapter(network, method.portable(task, server).lora, tmp_path, None)
+    write_adapter(network, method.portable(task, server).lora, {}, tmp_path, None)
     peft = PeftModel.from_pretrained(backbone().model, str(tmp_path)).eval()
     x = torch.rand(4, 8)
     torch.testing.assert_close(peft(x), method.predict(task, server, {"x": x}))

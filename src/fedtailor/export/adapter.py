@@ -13,13 +13,18 @@ HEAD_FILE = "head.safetensors"
 
 
 def write_adapter(
-    network: Network, lora: Mapping[str, tuple[Tensor, Tensor]], out: Path, base: str | None
+    network: Network,
+    lora: Mapping[str, tuple[Tensor, Tensor]],
+    magnitudes: Mapping[str, Tensor],
+    out: Path,
+    base: str | None,
 ) -> None:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors`` for ``peft.PeftModel``.
 
     Args:
         network: the base model.
         lora: A ``[r, d_in]`` and B ``[d_out, r]`` by projection, any scaling inside B.
+        magnitudes: DoRA's m ``[d_out]`` by projection, or none.
         out: the folder.
         base: the base model's name or folder.
     """
@@ -33,6 +38,8 @@ def write_adapter(
         ranks[path.removeprefix(strip)] = len(A)
         tensors[f"{name}.lora_A.weight"] = A
         tensors[f"{name}.lora_B.weight"] = B
+        if path in magnitudes:
+            tensors[f"{name}.lora_magnitude_vector"] = magnitudes[path]
     rank = next(iter(ranks.values()))
     others = {path: client_rank for path, client_rank in ranks.items() if client_rank != rank}
     # B holds the scaling already, so alpha = rank: PEFT's factor alpha / rank is 1
@@ -40,7 +47,7 @@ def write_adapter(
         r=rank, lora_alpha=rank, target_modules=list(ranks), rank_pattern=others,
         alpha_pattern=dict(others), base_model_name_or_path=base,
         task_type=network.backbone.objective.peft_task,
-        inference_mode=True,
+        use_dora=bool(magnitudes), inference_mode=True,
     )  # fmt: skip
     config.save_pretrained(str(out))
     write_tensors(out / "adapter_model.safetensors", dict(tensors))

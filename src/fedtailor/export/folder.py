@@ -16,7 +16,7 @@ import torch
 from ..data import Data, Dataset
 from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
-from ..layers.lora import base_params
+from ..layers.lora import base_params, with_lora
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
 from ..objectives.objective import Objective
@@ -257,7 +257,7 @@ def _write_parts(
     source = _write_base(network, out, base, weights=not complete)
     file = WEIGHTS
     if portable.form == "adapter":
-        write_adapter(network, portable.lora, out, source)
+        write_adapter(network, portable.lora, portable.magnitudes, out, source)
         file = HEAD_FILE
     if tensors:
         write_tensors(out / file, tensors)
@@ -276,7 +276,8 @@ def _merged(model: ClientModel, portable: Portable) -> Portable:
     own = {**model.network.tensors, **{name: value.detach() for name, value in all_names.items()}}
     for path, (A, B) in portable.lora.items():
         name = f"{path}.weight"  # of a tied head, too, which then has weights of its own
-        tensors[name] = tensors.get(name, own[name]) + B @ A
+        m = portable.magnitudes.get(path)
+        tensors[name] = with_lora(tensors.get(name, own[name]), A, B, m)
     return Portable("plain", padded(tensors, own))
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .. import random
 from ..errors import InputError
 from ..params import Params, strip_prefix
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, LoRAOptions
 from ..task.surgery import replace
 from ..task.task import Task
 from .masks import pack_bits, unpack_bits
@@ -33,6 +33,7 @@ Branch = tuple[Tensor, Tensor, float | Tensor]
 ``[..., 1]`` for a weight that depends on the input."""
 
 A_SUFFIX, B_SUFFIX = ".lora_A.default.weight", ".lora_B.default.weight"  # PEFT's names
+M_SUFFIX = ".lora_magnitude_vector.default.weight"
 
 
 def check_rank(backbone: Backbone, rank: int) -> None:
@@ -50,15 +51,38 @@ def check_rank(backbone: Backbone, rank: int) -> None:
             )
 
 
-class LoRALinear(nn.Module):
-    """``W x + b + s B A x`` with s = lora_alpha / r; A and B have PEFT's names."""
+class LoRALayer(nn.Module):
+    """A linear layer with LoRA of some form: its ``scaling`` and its ``dropout``."""
 
-    def __init__(self, base: nn.Linear, rank: int, lora_alpha: float) -> None:
+    def __init__(self, rank: int, lora_alpha: float, options: LoRAOptions | None) -> None:
         super().__init__()
+        options = options or LoRAOptions()
+        self.scaling = options.scaling(rank, lora_alpha)
+        self.dropout = nn.Dropout(options.dropout)
+
+
+def has_lora(model: nn.Module) -> bool:
+    """Whether a method has added LoRA to the model."""
+    return any(isinstance(module, LoRALayer) for module in model.modules())
+
+
+class LoRALinear(LoRALayer):
+    """``W x + b + s B A x``; the factors have PEFT's names.
+
+    With DoRA (S. Liu et al., ICML 2024, section 4), ``m (W + s B A) x / ||W + s B A|| + b``, where
+    m ``[d_out]`` is trained, and the norms, those of the rows, are constants to the gradient.
+    """
+
+    def __init__(
+        self, base: nn.Linear, rank: int, lora_alpha: float, options: LoRAOptions | None = None
+    ) -> None:
+        super().__init__(rank, lora_alpha, options)
         self.base_layer = base
         self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
-        self.scaling = lora_alpha / rank
+        self.lora_magnitude_vector = nn.ModuleDict()
+        if options and options.dora:
+            self.lora_magnitude_vector["default"] = _Magnitude(base.weight)
         self.in_features, self.out_features = base.in_features, base.out_features
 
     @property
@@ -70,22 +94,48 @@ class LoRALinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         A, B = self.factors
-        down = F.linear(x, A.to(x.dtype)) * self.scaling
-        y: Tensor = self.base_layer(x) + F.linear(down, B.to(down.dtype))
-        return y
+        dropped = self.dropout(x)
+        down = F.linear(dropped, A.to(x.dtype)) * self.scaling
+        update = F.linear(down, B.to(down.dtype))
+        y: Tensor = self.base_layer(x)
+        for magnitude in self.lora_magnitude_vector.values():  # one with DoRA, or none
+            W = self.base_layer.weight
+            m: Any = magnitude.weight
+            ratio = dora_ratio(m, W, A, self.scaling * B).to(x.dtype)
+            y = y + (ratio - 1) * F.linear(dropped, W)
+            update = ratio * update
+        return y + update
+
+
+class _Magnitude(nn.Module):
+    def __init__(self, W: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(W.detach().norm(dim=1))
+
+
+def dora_ratio(m: Tensor, W: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """DoRA's factors of the rows, ``m / ||W + B A||`` ``[d_out]``, from m ``[d_out]``, W
+    ``[d_out, d_in]`` and LoRA's A and B, any scaling inside B.
+
+    >>> A, B = torch.zeros(1, 2), torch.zeros(1, 1)
+    >>> dora_ratio(torch.tensor([10.0]), torch.tensor([[3.0, 4.0]]), A, B)
+    tensor([2.])
+    """
+    norms: Tensor = (W + B @ A).detach().norm(dim=1)
+    return m / norms
 
 
 def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
     """Add LoRA to the backbone's projections, in place; A starts at N(0, 1 / rank), B at 0. Raises
-    InputError as `adapt_projections` does."""
+    InputError as `adapt_projections` does, but for DoRA."""
     layers = []
 
     def adapted(base: nn.Linear, _: int) -> nn.Module:
-        layers.append(layer := LoRALinear(base, rank, lora_alpha))
+        layers.append(layer := LoRALinear(base, rank, lora_alpha, backbone.lora))
         nn.init.kaiming_uniform_(layer.factors[0])  # PEFT's layer draws it twice
         return layer
 
-    adapt_projections(backbone, rank, adapted)
+    _replace_projections(backbone, rank, adapted)
     for A, B in (layer.factors for layer in layers):
         nn.init.normal_(A, std=rank**-0.5)
         nn.init.zeros_(B)
@@ -95,7 +145,21 @@ def adapt_projections(
     backbone: Backbone, rank: int, adapted: Callable[[nn.Linear, int], nn.Module]
 ) -> None:
     """Replace every projection by ``adapted(projection, number of its block)``, in place. Raises
-    InputError where no recognised block, or a projection that can't have LoRA of this rank."""
+    InputError where no recognised block, or a projection that can't have LoRA of this rank; or
+    where LoRA is to be DoRA."""
+    refuse_dora(backbone)
+    _replace_projections(backbone, rank, adapted)
+
+
+def refuse_dora(backbone: Backbone) -> None:
+    """Raise InputError where LoRA is to be DoRA, which the method has no form of."""
+    if backbone.lora.dora:
+        raise InputError("its LoRA has no form with DoRA; leave model.lora.dora out")
+
+
+def _replace_projections(
+    backbone: Backbone, rank: int, adapted: Callable[[nn.Linear, int], nn.Module]
+) -> None:
     check_rank(backbone, rank)
     for index, block in enumerate(backbone.blocks):
         for path in block:
@@ -187,12 +251,27 @@ def without_lora(task: Task, state: Params, prefix: str = "") -> Params:
     ``prefix`` stands before the names of the model's tensors in ``state``; others are left out.
     """
     plain = base_params(task, strip_prefix(state, prefix))
+    magnitudes = lora_magnitudes(task, state)
     for path, (A, B) in lora_factors(task, state).items():
         if path.startswith(prefix):
             name = f"{path.removeprefix(prefix)}.weight"
             start = task.original.model.get_parameter(name).detach()
-            plain[name] = plain.get(name, start) + B @ A
+            plain[name] = with_lora(plain.get(name, start), A, B, magnitudes.get(path))
     return plain
+
+
+def with_lora(W: Tensor, A: Tensor, B: Tensor, m: Tensor | None = None) -> Tensor:
+    """A weight ``[d_out, d_in]`` with LoRA in it, any scaling inside B, and with DoRA's m if there
+    is one, ``[d_out]``."""
+    merged = W + B @ A
+    return merged if m is None else dora_ratio(m, W, A, B)[:, None] * merged
+
+
+def lora_magnitudes(task: Task, state: Params) -> Params:
+    """DoRA's m ``[d_out]`` by projection; none without DoRA. As in `lora_factors`, one that
+    ``state`` lacks is the frozen one in the model."""
+    frozen = {n: p.detach() for n, p in task.model.named_parameters() if n.endswith(M_SUFFIX)}
+    return {n.removesuffix(M_SUFFIX): state.get(n, value) for n, value in frozen.items()}
 
 
 def lora_names(names: Iterable[str]) -> list[tuple[str, str]]:

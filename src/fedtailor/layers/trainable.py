@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..task.backbone import Backbone
-from .lora import add_lora
+from .lora import add_lora, refuse_dora
 from .parts import train_head_and, train_layers
 
 Trainable = Literal["full", "head", "lora"]
@@ -21,6 +21,8 @@ def choose_trainable(
     rank: int,
     lora_alpha: float,
     layers: Sequence[str] = (),
+    *,
+    dora: bool = False,
 ) -> nn.Module:
     """Make all parameters, the task head, or LoRA and the head trainable; in place.
 
@@ -30,10 +32,11 @@ def choose_trainable(
         rank, lora_alpha: of LoRA, which the projections get; A starts at N(0, 1 / rank),
             B at 0.
         layers: restricts ``full``, as in `train_layers`.
+        dora: whether LoRA may be DoRA.
 
     Raises:
         InputError: there is no head, no recognised block or no such layer, or the rank is too
-            large.
+            large; LoRA is to be DoRA and may not.
     """
     if trainable == "full":
         return train_layers(backbone, layers)
@@ -44,5 +47,7 @@ def choose_trainable(
             f"model {backbone.name!r} has no recognised task head; name its modules in model.head"
         )
     if trainable == "lora":
+        if not dora:
+            refuse_dora(backbone)
         add_lora(backbone, rank, lora_alpha)
     return train_head_and(backbone, lambda name: ".lora_" in name)

@@ -37,13 +37,13 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers.lora import Alpha, Rank, adapt_projections, base_params, branches, fuse
+from ..layers.lora import Alpha, LoRALayer, Rank, adapt_projections, base_params, branches, fuse
 from ..layers.parts import projections, train_head_and
 from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, LearningRate, Optimiser, train
 from ..params import Batch, Params, add_prefix, pick, strip_prefix
 from ..stacked import weighted_sum
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, LoRAOptions
 from ..task.step import StepModule
 from ..task.task import Task
 
@@ -52,19 +52,26 @@ _INDIVIDUAL, _REST = (".individual_A", ".individual_B"), (".rest_A", ".rest_B")
 _MIXER = ".mixer"
 
 
-class MixedLoRALinear(StepModule):
+class MixedLoRALinear(LoRALayer, StepModule):
     """A frozen linear layer with an individual LoRA, trained, and the rest of the world's, frozen.
 
     Args:
         base: the frozen layer, W0 ``[d_out, d_in]`` and its bias.
-        rank, lora_alpha: of each LoRA; the scaling s is lora_alpha / rank.
+        rank, lora_alpha, options: of each LoRA.
         weight: w_L; None: a mixer G ``[2, d_in]`` gives (w_L, w_R).
     """
 
     state_buffers = ("rest_A", "rest_B")
 
-    def __init__(self, base: nn.Linear, rank: int, lora_alpha: float, weight: float | None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        base: nn.Linear,
+        rank: int,
+        lora_alpha: float,
+        weight: float | None,
+        options: LoRAOptions | None = None,
+    ) -> None:
+        super().__init__(rank, lora_alpha, options)
         d_in, d_out = base.in_features, base.out_features
         self.base = base.requires_grad_(False)
         self.individual_A = nn.Parameter(torch.randn(rank, d_in) * rank**-0.5)
@@ -73,14 +80,14 @@ class MixedLoRALinear(StepModule):
         self.rest_B = nn.Buffer(torch.zeros(d_out, rank))
         self.mixer = nn.Parameter(torch.zeros(2, d_in)) if weight is None else None
         self.weight = weight
-        self.scaling = lora_alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., d_in]`` to ``[..., d_out]``."""
         w = self._weights(x)
         individual = self.individual_A, self.individual_B, w[..., :1]
         rest = self.rest_A, self.rest_B, w[..., 1:]
-        y: Tensor = self.base(x) + branches(x, individual, rest, scaling=self.scaling)
+        update = branches(self.dropout(x), individual, rest, scaling=self.scaling)
+        y: Tensor = self.base(x) + update
         return y
 
     def _weights(self, x: Tensor) -> Tensor:
@@ -113,7 +120,9 @@ class FedALT(Method):
         rank, alpha = self.rank, self.lora_alpha
         weight = self.weight if self.mixing == "fixed" else None
         adapt_projections(
-            backbone, rank, lambda base, _: MixedLoRALinear(base, rank, alpha, weight)
+            backbone,
+            rank,
+            lambda base, _: MixedLoRALinear(base, rank, alpha, weight, backbone.lora),
         )
         return train_head_and(backbone, lambda n: n.endswith((*_INDIVIDUAL, _MIXER)))
 
@@ -179,10 +188,13 @@ class FedALT(Method):
     def global_state(self, task: Task, server: Server) -> Params | None:
         return {**task.state, **self.send_new(task, server, 0)}
 
+    def _scaling(self, task: Task) -> float:
+        return task.backbone.lora.scaling(self.rank, self.lora_alpha)
+
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
         if self.mixing == "adaptive":
             return {}  # the weights depend on the input: no single adapter does the same
-        s, factors = self.lora_alpha / self.rank, {}
+        s, factors = self._scaling(task), {}
         for path in projections(task.backbone):
             individual, rest = (
                 (state[f"{path}.{which}_A"], state[f"{path}.{which}_B"])
@@ -199,7 +211,7 @@ class FedALT(Method):
         for path in projections(task.backbone):
             for leaf in ("individual_A", "individual_B", "rest_A", "rest_B", "mixer"):
                 tensors[f"{path}/{leaf}"] = state[f"{path}.{leaf}"]
-        return Portable("lora_by_token", tensors, settings={"scaling": self.lora_alpha / self.rank})
+        return Portable("lora_by_token", tensors, settings={"scaling": self._scaling(task)})
 
 
 def _mean(task: Task, server: Server) -> Params:

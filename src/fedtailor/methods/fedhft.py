@@ -54,6 +54,7 @@ from ..errors import InputError
 from ..layers.clustering import mixture_assignments
 from ..layers.lora import (
     Alpha,
+    LoRALayer,
     Ranks,
     adapt_projections,
     branches,
@@ -73,7 +74,7 @@ from ..method import Cohort, Method, Server
 from ..optim import ClientContext, Optimiser, train
 from ..params import Batch, Params, pick
 from ..stacked import ratio
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, LoRAOptions
 from ..task.step import StepModule
 from ..task.task import Task
 
@@ -97,25 +98,31 @@ def row_weights(w: Tensor, kept: Tensor, total: Tensor) -> Tensor:
     return ratio(w[:, None] * kept, total)
 
 
-class MixtureLoRALinear(StepModule):
+class MixtureLoRALinear(LoRALayer, StepModule):
     """A frozen linear layer with the received mixture, in state buffers, and a fresh LoRA, which is
     trained: y = W0 x + B_mix A_mix x + s B A x (equation 4)."""
 
     state_buffers = ("A_mix", "B_mix")
 
-    def __init__(self, base: nn.Linear, rank: int, lora_alpha: float, clusters: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        base: nn.Linear,
+        rank: int,
+        lora_alpha: float,
+        clusters: int,
+        options: LoRAOptions | None = None,
+    ) -> None:
+        super().__init__(rank, lora_alpha, options)
         self.base = base.requires_grad_(False)
         self.A = nn.Parameter(torch.randn(rank, base.in_features) * rank**-0.5)
         self.B = nn.Parameter(torch.zeros(base.out_features, rank))
         self.A_mix = nn.Buffer(torch.zeros(clusters * rank, base.in_features))
         self.B_mix = nn.Buffer(torch.zeros(base.out_features, clusters * rank))
-        self.scaling = lora_alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., d_in]`` to ``[..., d_out]``."""
         mixture, fresh = (self.A_mix, self.B_mix, 1.0), (self.A, self.scaling * self.B, 1.0)
-        y: Tensor = self.base(x) + branches(x, mixture, fresh)
+        y: Tensor = self.base(x) + branches(self.dropout(x), mixture, fresh)
         return y
 
 
@@ -144,13 +151,14 @@ class FedHFT(Method):
     finetune_passes: Annotated[int, Ge(0), Le(10_000)] = 0  # over the client's data, before use
     optimiser: Optimiser = field(default=Optimiser("adam", lr=1e-3, clip=1.0), kw_only=True)
 
-    @property
-    def _scaling(self) -> float:
-        return self.lora_alpha / max_rank(self.rank)
+    def _scaling(self, task: Task) -> float:
+        return task.backbone.lora.scaling(max_rank(self.rank), self.lora_alpha)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         rank, alpha, C = max_rank(self.rank), self.lora_alpha, self.clusters
-        adapt_projections(backbone, rank, lambda base, _: MixtureLoRALinear(base, rank, alpha, C))
+        adapt_projections(
+            backbone, rank, lambda base, _: MixtureLoRALinear(base, rank, alpha, C, backbone.lora)
+        )
         factors = {f"{path}.{factor}" for path in projections(backbone) for factor in "AB"}
         return train_head_and(backbone, lambda name: name in factors)
 
@@ -235,7 +243,7 @@ class FedHFT(Method):
         for path in projections(task.backbone):
             kept = trained[f"{path}.kept"]  # [d_out]
             sent[f"{path}.A"], sent[f"{path}.kept"] = trained[f"{path}.A"], kept
-            sent[f"{path}.B"] = self._scaling * trained[f"{path}.B"] * kept[:, None]
+            sent[f"{path}.B"] = self._scaling(task) * trained[f"{path}.B"] * kept[:, None]
         return sent
 
     def pack(self, task: Task, upload: Params) -> Params:
@@ -314,7 +322,7 @@ class FedHFT(Method):
         for path in projections(task.backbone):
             terms = [(state[f"{path}.A_mix"], state[f"{path}.B_mix"], 1.0)]
             if f"{path}.B" in state:  # trained for this client alone
-                terms.append((state[f"{path}.A"], state[f"{path}.B"], self._scaling))
+                terms.append((state[f"{path}.A"], state[f"{path}.B"], self._scaling(task)))
             A, B, weight = fuse(*terms)
             factors[path] = (A, B * weight)
         return factors

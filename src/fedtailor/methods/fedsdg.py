@@ -40,13 +40,13 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from .. import random
-from ..layers.lora import Alpha, Branch, Rank, adapt_projections, branches, fuse
+from ..layers.lora import Alpha, Branch, LoRALayer, Rank, adapt_projections, branches, fuse
 from ..layers.parts import require_blocks, train_head_and
 from ..method import Cohort, Method, Server
 from ..optim import ClientContext, LearningRate, Optimiser, train
 from ..params import Batch, Params, add, flat, subtract
 from ..stacked import products_with_mean, weighted_sum
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, LoRAOptions
 from ..task.task import Task
 
 Form = Literal["branch", "factor"]
@@ -61,14 +61,15 @@ class LowRank(nn.Module):
         self.B = nn.Parameter(torch.randn(d_out, rank) * b_std)
 
 
-class GatedLoRALinear(nn.Module):
+class GatedLoRALinear(LoRALayer):
     """A frozen linear layer with a shared and a gated private LoRA branch (equation 4).
 
     Args:
         base: the frozen layer, W0 ``[d_out, d_in]`` and its bias.
-        rank, lora_alpha: of each branch; the scaling s is lora_alpha / rank.
+        rank, lora_alpha: of each branch.
         form: ``branch`` adds the branches' products, ``factor`` their factors.
         private_std: standard deviation of the private B at the start.
+        options: of LoRA.
     """
 
     def __init__(
@@ -78,20 +79,20 @@ class GatedLoRALinear(nn.Module):
         lora_alpha: float,
         form: Form = "branch",
         private_std: float = 0.01,
+        options: LoRAOptions | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(rank, lora_alpha, options)
         self.base = base.requires_grad_(False)
         self.shared = LowRank(base.in_features, base.out_features, rank, 0.0)
         self.private = LowRank(base.in_features, base.out_features, rank, private_std)
-        self.scaling = lora_alpha / rank
         self.form = form
 
     def forward(self, x: Tensor, gate_logit: Tensor) -> Tensor:
         """``x`` ``[..., d_in]`` and the block's gate logit (scalar) to ``[..., d_out]``."""
         m = torch.sigmoid(gate_logit)
         shared, private = (self.shared.A, self.shared.B), (self.private.A, self.private.B)
-        update = branches(x, *gated_branches(shared, private, m, self.form), scaling=self.scaling)
-        y: Tensor = self.base(x) + update
+        terms = gated_branches(shared, private, m, self.form)
+        y: Tensor = self.base(x) + branches(self.dropout(x), *terms, scaling=self.scaling)
         return y
 
 
@@ -178,7 +179,9 @@ class FedSDG(Method):
         model.register_parameter("gate_logits", nn.Parameter(a))
 
         def adapted(base: nn.Linear, block: int) -> nn.Module:
-            layer = GatedLoRALinear(base, self.rank, self.lora_alpha, self.form, self._private_std)
+            layer = GatedLoRALinear(
+                base, self.rank, self.lora_alpha, self.form, self._private_std, backbone.lora
+            )
             layer.register_forward_pre_hook(_gate_of(model, block))
             return layer
 
@@ -248,7 +251,7 @@ class FedSDG(Method):
         return {"gates": torch.sigmoid(state["gate_logits"])}
 
     def lora(self, task: Task, state: Params) -> dict[str, tuple[Tensor, Tensor]]:
-        factors = {}
+        factors, scaling = {}, task.backbone.lora.scaling(self.rank, self.lora_alpha)
         for block, paths in enumerate(task.backbone.blocks):
             m = torch.sigmoid(state["gate_logits"][block])
             for path in paths:
@@ -257,7 +260,7 @@ class FedSDG(Method):
                     for branch in ("shared", "private")
                 )
                 A, B, weight = fuse(*gated_branches(shared, private, m, self.form))
-                factors[path] = (A, B * (self.lora_alpha / self.rank * weight))
+                factors[path] = (A, B * (scaling * weight))
         return factors
 
 

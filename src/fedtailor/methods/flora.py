@@ -92,9 +92,8 @@ class FLoRA(Method):
             replace(model, f"{path}.base_layer", MergedLinear(layer.base_layer))
         return model
 
-    @property
-    def _scaling(self) -> float:
-        return self.lora_alpha / max_rank(self.rank)
+    def _scaling(self, task: Task) -> float:
+        return task.backbone.lora.scaling(max_rank(self.rank), self.lora_alpha)
 
     def is_private(self, task: Task, name: str) -> bool:
         return name == _RANK
@@ -137,7 +136,8 @@ class FLoRA(Method):
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         new = weighted_sum(pick(uploads, filter(task.in_head, uploads)), cohort.shares)
         for name_A, name_B in lora_names(uploads):
-            B, A = side_by_side(uploads[name_B], uploads[name_A], self._scaling * cohort.shares)
+            weights = self._scaling(task) * cohort.shares
+            B, A = side_by_side(uploads[name_B], uploads[name_A], weights)
             name = name_A.removesuffix(A_SUFFIX) + _DELTA
             new[name] = (server[name].double() + B @ A).to(server[name].dtype)
         return new

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
+
+from ..task.backbone import LoRAOptions
 
 MOST_SIDE = 1024  # pixels; models of the hub take pictures of up to 600 or so
 
@@ -28,6 +30,7 @@ class ModelConfig:
     pooling: Literal["mean", "native"] | None = None
     # patterns of the projections to adapt, or "all-linear" alone; (): by model type
     targets: tuple[str, ...] = ()
+    lora: LoRAOptions = field(default=LoRAOptions())
     head: tuple[str, ...] = ()  # patterns of the task head's modules; (): those with a usual name
     # in training, wherever the model has dropout, but not of attention weights
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0

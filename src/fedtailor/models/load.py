@@ -15,7 +15,7 @@ from .. import random
 from ..errors import InputError
 from ..objectives import objective_of
 from ..objectives.objective import Objective
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, LoRAOptions
 from ..task.batch_norm import BatchNormMode
 from ..user_code import load, own_faults
 from .blocks import find_blocks, find_head
@@ -116,6 +116,7 @@ def load_model(
         tokenizer=load_tokenizer(config) if modality == "text" else None,
         pretrained=config.pretrained,
         batch_norm=config.batch_norm,
+        lora=config.lora,
     )
 
 
@@ -181,6 +182,7 @@ def from_module(
     targets: Sequence[str] = (),
     pretrained: bool = True,
     batch_norm: BatchNormMode = "train",
+    lora: LoRAOptions | None = None,
 ) -> Backbone:
     """Make a backbone of any module.
 
@@ -198,6 +200,7 @@ def from_module(
         pretrained: whether the weights are pretrained. Methods that need several models copy
             pretrained weights, and draw independent ones otherwise.
         batch_norm: ``frozen``: training uses the running statistics and leaves them as they are.
+        lora: what holds for every LoRA that a method adds.
 
     Raises:
         InputError: a pattern matches nothing, or forward has no named argument.
@@ -221,6 +224,7 @@ def from_module(
         name=type(model).__name__,
         pretrained=pretrained,
         batch_norm=batch_norm,
+        lora=lora or LoRAOptions(),
     )
 
 
@@ -248,10 +252,12 @@ def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backb
         torch.default_generator.manual_seed(int(random.key(seed, "model")))
         made = call_factory(config.factory)
     if isinstance(made, Backbone):  # of another kind of task: `Inputs.check` refuses it
+        made = replace(made, lora=config.lora) if config.lora != LoRAOptions() else made
         return replace(made, objective=objective) if made.objective == objective else made
     return from_module(
-        made, objective, config.head, config.targets, config.pretrained, config.batch_norm
-    )
+        made, objective, config.head, config.targets, config.pretrained, config.batch_norm,
+        config.lora,
+    )  # fmt: skip
 
 
 def _check(

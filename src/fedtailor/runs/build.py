@@ -22,6 +22,7 @@ from ..engine.config import EngineConfig
 from ..engine.metrics import Metrics
 from ..engine.prepare import with_least_batch
 from ..errors import InputError, of_method
+from ..layers.lora import has_lora
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
 from ..models.inputs import ModuleInputs, TextInputs
@@ -30,7 +31,7 @@ from ..models.pooled import Pooled
 from ..models.source import faults_of_files
 from ..objectives.objective import MetricFunction
 from ..params import Batch
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, LoRAOptions
 from ..task.task import Task
 from ..user_code import FROM_PYTHON, portable
 from .experiment import Experiment
@@ -90,9 +91,12 @@ class Inputs:
         for dataset in (federation.dataset, federation.public):
             if dataset is not None:
                 check_ids(dataset.inputs, self.backbone(seed))
+        lora = self.backbone(seed).lora
+        unused = lora != LoRAOptions()  # until a method has LoRA
         for label, method in self.experiment.methods.items():
             with of_method(label):
                 task = self.task(method, seed)
+                unused = unused and not has_lora(task.model)
                 check(method, task, self.federations[seed], self.experiment.plan)
             if self.federations[seed].remote:
                 continue  # the clients' sites check it
@@ -101,6 +105,10 @@ class Inputs:
             self._check_own_model(task, two)
             method.check_batch(task, two)
             with_least_batch(method, task, self.federations[seed], self.experiment.local.batch_size)
+        if unused:
+            raise InputError(
+                f"model.lora = {lora} has no effect: no method adds LoRA; leave it out"
+            )
         return task.device
 
     def _check_own_model(self, task: Task, batch: Batch) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from ..objectives import DEFAULT
@@ -36,6 +37,23 @@ def sequences(batch: Batch) -> Batch:
 
 
 @dataclass(frozen=True)
+class LoRAOptions:
+    """What holds for every LoRA in the model, whichever method adds it; the words are PEFT's."""
+
+    rslora: bool = False  # the scaling is lora_alpha / sqrt(rank), not lora_alpha / rank
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # of LoRA's inputs, in training
+    dora: bool = False  # the norms of the weights' rows are trained apart from their directions
+
+    def scaling(self, rank: int, lora_alpha: float) -> float:
+        """LoRA's s.
+
+        >>> LoRAOptions().scaling(4, 16.0), LoRAOptions(rslora=True).scaling(4, 16.0)
+        (4.0, 8.0)
+        """
+        return lora_alpha / (rank**0.5 if self.rslora else rank)
+
+
+@dataclass(frozen=True)
 class Backbone:
     """A pretrained model and what methods need to know of its structure.
 
@@ -45,7 +63,8 @@ class Backbone:
     ``[b, L, outputs]``. ``blocks`` lists, for each transformer block, the paths of its
     adaptable projections (attention output, feed-forward output). ``head`` lists the paths of the
     task head's modules. ``objective`` is what the logits are for. With ``batch_norm`` frozen,
-    training uses the running statistics and leaves them as they are.
+    training uses the running statistics and leaves them as they are. ``lora`` holds for the LoRA
+    that methods add.
     """
 
     model: nn.Module
@@ -59,6 +78,7 @@ class Backbone:
     tokenizer: Any = field(default=None, repr=False)
     pretrained: bool = True
     batch_norm: BatchNormMode = "train"
+    lora: LoRAOptions = LoRAOptions()
 
     @property
     def ends(self) -> frozenset[int]:
