@@ -115,6 +115,37 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
         (lambda: Data.from_arrays(["a", None], [0, 1]), "inputs: 1 of 2 values are missing"),
         (lambda: Data.from_arrays(PICTURES, [0] * 4, ["a"] * 4, test=(PICTURES, [0] * 4)),
          "clients must be given for the training and the test examples"),
+        *((lambda odd=odd: Data.from_arrays(odd, [0, 1]), "inputs = .* must be a list or an array")
+          for odd in (3, None, "ab", {"a": 1}, {"a"}, FRAME, iter("ab"), np.array(3))),
+        *((lambda odd=odd: Data.from_arrays(["a", "b"], odd), "labels = .* must be a list")
+          for odd in (3, "xy", {"a": 1}, iter("ab"))),
+        (lambda: Data.from_arrays(["a", "b"], [0, 1], "xy"), "clients = 'xy': must be a list"),
+        (lambda: Data.from_arrays([]), r"inputs = \[\]: there are no examples; one is needed"),
+        (lambda: Data.from_arrays(np.zeros((2, 0, 8)), [0, 1]), r"the shape \(2, 0, 8\)"),
+        (lambda: Data.from_arrays([("a", "b"), "c"], [0, 1]), r"holds 'c' at \[1\]; all must be p"),
+        (lambda: Data.from_arrays(["c", ("a", "b")], [0, 1]), "all must be single texts"),
+        (lambda: Data.from_arrays(["c"], ["d"], task="question-answering"), "be pairs of texts"),
+        *((lambda odd=odd: Data.from_arrays(["a"], [0], test=odd), "test = .* must be a tuple of")
+          for odd in (3, (), "ab", FRAME)),
+        (lambda: Data.from_arrays(["a"], [0], test=([], [])), r"test inputs = \[\]: there are no"),
+        (lambda: Data.from_arrays(["a"], [0], task=[]), "unknown task"),
+        *((lambda odd=odd: Data.from_csv("a.csv", classes=odd), "classes = .* must be a list of n")
+          for odd in (3, "xy", [0, 1])),
+        *((lambda odd=odd: Data.from_pandas(odd), "the data must be a pandas DataFrame, got")
+          for odd in (3, None, {"text": ["a"]}, FRAME["note"])),
+        (lambda: Data.from_pandas(FRAME[:0]), "the data has no rows"),
+        (lambda: Data.from_pandas(FRAME, test=3), "test must be a pandas DataFrame, got 3"),
+        (lambda: Data.from_pandas(FRAME, test=FRAME[:0], **COLUMNS), "test has no rows"),
+        (lambda: Data.from_pandas(pd.concat([FRAME, FRAME], axis=1)), "two columns called 'note'"),
+        (lambda: Data.from_pandas(FRAME, text="note", label=[]), r"label = \[\]: must be a list"),
+        (lambda: Data.from_pandas(FRAME, text="note", label="note"), "would give the label away"),
+        (lambda: Data.from_pandas(FRAME, text="note", label="ward", client="ward"), "both name '"),
+        (lambda: Data.from_csv(3), "path = 3: must be a file's name"),
+        (lambda: Data.from_csv("a.csv", test=3), "test = 3: must be a file's name"),
+        (lambda: Data.from_csv("a.csv", label=3), "label = 3: must be a list of names"),
+        (lambda: Data.from_csv("a.csv", text=3), "text = 3: must be a text"),
+        (lambda: Data.from_hub(3), "name = 3: must be a text"),
+        (lambda: Data.from_hub("digits", test_split=3), "test_split = 3: must be a text"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused(make: Callable[[], Any], message: str) -> None:

@@ -9,6 +9,7 @@ from PIL import Image as Picture
 from fedtailor.data import BUILTIN, DataConfig, load_data, packages
 from fedtailor.data.sources import train_and_test_split
 from fedtailor.errors import InputError
+from fedtailor.objectives import OBJECTIVES
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,14 @@ def test_unlabelled_rows(pictures, tmp_path):
         ({"client": "user"}, "no column 'user' for data.client; columns: text, label, desk"),
         ({"client": "label"}, "both name .label., so each client would have one class"),
         ({"text": "label"}, "both column .label., so the input would give the label away"),
+        ({"text": "text", "text_pair": "text"}, "both texts of an input are column 'text'"),
+        ({"text": "text", "text_pair": "label"}, "both column 'label', so the input would give"),
+        *(
+            ({"task": task, "text": "text", "label": "text"}, "both column 'text', so the input")
+            for task, one in OBJECTIVES.items()
+            if one.reads_targets and not one.second_names and not one.reads_words
+        ),
+        ({"task": "instruct", "text": "text", "label": "text"}, "both column 'text', so the inp"),
         ({"image": "photo"}, "no column 'photo' for data.image; columns: text, label, desk"),
         ({"text": "desk"}, "column 'desk' holds numbers or nothing, not text or images"),
         (

@@ -77,19 +77,8 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
         labels = tuple(_find(features, "label", name, objective.target_names) for name in named)
     if config.client is not None:
         client = _find(features, "client", config.client, ())
-    if client in labels:
-        raise InputError(
-            f"data.label and data.client both name {client!r}, so each client would have one "
-            "class; name another column (or divide by class: split.scheme = 'pathological')"
-        )
     sources = _input_columns(features, config, objective, {*labels, client})
-    for source in sources:
-        if source in (*labels, client):
-            role = "label" if source in labels else "client"
-            raise InputError(
-                f"the model's input and data.{role} are both column {source!r}, so the input would "
-                f"give the {role} away; name another column"
-            )
+    check_roles(sources, labels, client, "data.")
     names = [name for name in (*sources, *labels, client) if name is not None]
     table = _join(train, test, [*dict.fromkeys(names)])
     targets, classes = None, labels
@@ -107,6 +96,27 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
         (_place(labels, config), _place((client,), config)),
         pair=sources if len(sources) > 1 else (),
     )
+
+
+def check_roles(
+    sources: Sequence[str], labels: Sequence[str], client: str | None, option: str
+) -> None:
+    """Raise InputError where a column has two roles; ``option`` and a role are what the user can
+    set."""
+    if client is not None and client in labels:
+        raise InputError(
+            f"{option}label and {option}client both name {client!r}, so each client would have one "
+            "class; name another column (or divide by class: split.scheme = 'pathological')"
+        )
+    for number, source in enumerate(sources):
+        if source in sources[:number]:
+            raise InputError(f"both texts of an input are column {source!r}; name another one")
+        if source in (*labels, client):
+            role = "label" if source in labels else "client"
+            raise InputError(
+                f"the model's input and {option}{role} are both column {source!r}, so the input "
+                f"would give the {role} away; name another column"
+            )
 
 
 def first_values(table: Any) -> dict[str, list[Any]]:
@@ -168,6 +178,7 @@ def joined_inputs(
     used = objective.joined(columns, config.text, config.text_pair, label)
     for name in filter(None, used):
         find_column(columns, name, (), "data.text, data.text_pair or data.label")
+    check_roles([*filter(None, used[:-1])], [used[-1]] if used[1:] else [], None, "data.")
     if (answered and not used[-1]) or not any(used[-3:-1] or used):
         raise InputError(
             f"no columns have usual names for the task {objective.name!r}: messages, or prompt and "

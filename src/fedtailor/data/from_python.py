@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..disk_cache import hash_of
-from ..errors import InputError
+from ..errors import InputError, brief
 from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..user_code import FROM_PYTHON
-from .columns import Columns, find_column, joined_inputs, named_pair, of_flags
+from .columns import Columns, check_roles, find_column, joined_inputs, named_pair, of_flags
 from .config import DataConfig
 from .images import picture_array
 from .other_tasks import check_default
@@ -84,6 +84,9 @@ class Data:
         ['a', 'b']
         """
         objective = objective_of(task)
+        _check_frame(frame, "the data")
+        if test is not None:
+            _check_frame(test, "test")
         if objective.joins_columns:
             named: dict[str, Any] = {"text": text, "text_pair": text_pair, "client": client}
             own = DataConfig(**named, label=_columns(label), task=task)
@@ -99,8 +102,8 @@ class Data:
         names = {}
         if text is not None:
             names["inputs"] = find(text, (), "text=")
-        flags = () if label is None or isinstance(label, str) else tuple(label)
-        one = label if isinstance(label, str) else None
+        flags = _names("label", label) if isinstance(label, list | tuple) else ()
+        one: Any = None if flags else label
         config = DataConfig(text=text, text_pair=text_pair, task=task, label=flags or None)
         for name in flags:
             find(name, (), "label=")
@@ -121,6 +124,9 @@ class Data:
             names["seconds"] = find_column(
                 [*frame.columns], pair["text_pair"], objective.second_names, "text_pair="
             )
+        labels = [names["labels"]] if "labels" in names else flags
+        sources = [names[role] for role in ("inputs", "seconds") if role in names]
+        check_roles(sources, labels, names.get("clients"), "")
 
         def examples(rows: pd.DataFrame) -> _Arrays:
             if absent := [name for name in (*names.values(), *flags) if name not in rows]:
@@ -179,8 +185,13 @@ class Data:
         (2, 1, 8, 8)
         """
         objective = objective_of(task)
-        train = _Arrays.of((inputs, labels, clients), objective)
-        both = train if test is None else train.joined(_Arrays.of(test, objective))
+        train = both = _Arrays.of((inputs, labels, clients), objective)
+        if test is not None:
+            if not isinstance(test, list | tuple) or len(test) not in (1, 2, 3):
+                raise InputError(
+                    f"test = {brief(test, 60)}: must be a tuple of inputs, labels and clients"
+                )
+            both = train.joined(_Arrays.of(test, objective, "test "))
         if objective.reads_targets and both.labels is None:
             raise InputError(f"{objective.name} needs labels; give them, or another task")
         both = replace(both, labels=both.labels if objective.reads_targets else None)
@@ -201,9 +212,12 @@ class Data:
     ) -> Data:
         """A csv file with one example a row, and one with rows for ``test`` alone; jsonl, parquet
         and Arrow files work, too."""
+        for name, one in (("path", path), ("test", "" if test is None else test)):
+            if not isinstance(one, str | Path):
+                raise InputError(f"{name} = {brief(one, 60)}: must be a file's name")
         fields = {"path": str(path), "test_path": None if test is None else str(test)}
-        columns: dict[str, Any] = {"text": text, "text_pair": text_pair}
-        columns |= {"label": _columns(label), "client": client}
+        columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "client": client}
+        columns = _named(columns) | {"label": _columns(label)}
         return cls({**fields, **columns, **_stated(task, classes)})
 
     @classmethod
@@ -231,10 +245,13 @@ class Data:
             train_split: the split with the training rows.
             test_split: the split with rows for test alone; None: some of each client's rows.
         """
-        columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "image": image}
-        columns |= {"label": _columns(label), "client": client}
-        splits = {"subset": subset, "train_split": train_split, "test_split": test_split}
-        return cls({"name": name, **splits, **columns, **_stated(task, classes)})
+        fields: dict[str, Any] = {
+            "name": name, "subset": subset, "train_split": train_split, "test_split": test_split,
+            "text": text, "text_pair": text_pair, "image": image, "client": client,
+        }  # fmt: skip
+        if name is None or train_split is None:
+            raise InputError("a data set of the hub needs a name, and a split to train on")
+        return cls({**_named(fields), "label": _columns(label), **_stated(task, classes)})
 
     @classmethod
     def _in_memory(
@@ -281,11 +298,14 @@ class _Arrays:
     clients: list[Any] | None = None
 
     @staticmethod
-    def of(values: Sequence[Any], objective: Objective) -> _Arrays:
-        """Take inputs, labels and clients; labels and clients may be absent."""
+    def of(values: Sequence[Any], objective: Objective, where: str = "") -> _Arrays:
+        """Take inputs, labels and clients; labels and clients may be absent. Messages name what is
+        not there or of another kind, and ``where``."""
+        _check_listed(values[0], f"{where}inputs")
         inputs, others = _inputs(values[0], objective), {}
         for name, column in zip(("labels", "clients"), values[1:], strict=False):
             if column is not None:
+                _check_listed(column, where + name)
                 is_plain = not isinstance(column, list | tuple)
                 listed = np.asarray(column).tolist() if is_plain else _plain(column)
                 others[name] = _values(listed, name)
@@ -331,6 +351,38 @@ def _joined(frame: pd.DataFrame, config: DataConfig, objective: Objective) -> pd
     return frame.assign(**{objective.input_names[0]: values})
 
 
+def _check_listed(values: Any, name: str) -> None:
+    """Raise InputError where something is no list or array of examples, or has none."""
+    is_one = isinstance(values, str | bytes | Mapping) or hasattr(values, "columns")
+    if is_one or not hasattr(values, "__getitem__") or getattr(values, "shape", None) == ():
+        raise InputError(
+            f"{name} = {brief(values, 60)}: must be a list or an array, with one entry an example"
+        )
+    if not len(values):
+        raise InputError(f"{name} = {brief(values, 60)}: there are no examples; one is needed")
+
+
+def _check_frame(frame: Any, name: str) -> None:
+    """Raise InputError where something is no DataFrame, has no rows, or two columns of one name."""
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        raise InputError(f"{name} must be a pandas DataFrame, got {brief(frame, 60)}")
+    if not len(frame):
+        raise InputError(f"{name} has no rows; one is needed")
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"{name} has two columns called {twice!r}; rename one")
+
+
+def _named(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same fields. Raises InputError where one is no text."""
+    for name, value in fields.items():
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{name} = {brief(value, 60)}: must be a text")
+    return fields
+
+
 def _plain(values: Sequence[Any]) -> list[Any]:
     """NumPy's scalars and arrays as Python's values."""
     return [value.tolist() if hasattr(value, "tolist") else value for value in values]
@@ -351,9 +403,12 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     if isinstance(first, str) or of_texts:
         texts = _values(list(values), "inputs")
         _check_inputs(texts, "inputs", objective)
-        if objective.second_names and not all(map(_is_pair, texts)):
+        pairs = bool(objective.second_names) or _is_pair(first)
+        odd = next((row for row, one in enumerate(texts) if _is_pair(one) != pairs), None)
+        if odd is not None:
+            needed = "pairs of texts (tuples)" if pairs else "single texts"
             raise InputError(
-                f"{objective.name} needs pairs of texts (tuples); inputs has {first!r}"
+                f"inputs holds {brief(texts[odd], 60)} {_row(odd, None)}; all must be {needed}"
             )
         return texts
     if any(hasattr(value, "convert") for value in values):
@@ -363,7 +418,8 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     except (TypeError, ValueError) as error:
         raise InputError(f"inputs are neither texts nor pictures: {error}") from None
     array = picture_array(array, "the pictures")
-    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[1] not in (1, 3)):
+    is_odd = array.ndim == 4 and array.shape[1] not in (1, 3)
+    if array.ndim not in (3, 4) or is_odd or not array.size:
         raise InputError(
             f"pictures have the shape {array.shape}; allowed: [N, H, W], or [N, C, H, W] with 1 or "
             "3 channels (of [N, H, W, C]: np.moveaxis(images, -1, 1))"
@@ -413,13 +469,21 @@ def _row(row: int, index: Any) -> str:
 
 
 def _columns(label: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    return label if label is None or isinstance(label, str) else tuple(label)
+    return label if label is None or isinstance(label, str) else _names("label", label)
 
 
 def _stated(task: str | None, classes: Sequence[str]) -> dict[str, Any]:
     """The fields of ``[data]`` that are given; the experiment says the others."""
-    fields: dict[str, Any] = {} if task is None else {"task": task}
-    return {**fields, "classes": tuple(classes)} if classes else fields
+    fields: dict[str, Any] = {} if task is None else {"task": objective_of(task).name}
+    return fields if classes in ((), [], None) else fields | {"classes": _names("classes", classes)}
+
+
+def _names(name: str, values: Any) -> tuple[str, ...]:
+    """The names of a list. Raises InputError where it is something else."""
+    is_list = isinstance(values, list | tuple) and values
+    if not is_list or not all(isinstance(one, str) for one in values):
+        raise InputError(f"{name} = {brief(values, 60)}: must be a list of names")
+    return tuple(values)
 
 
 def _hash(rows: _Arrays, num_train: int) -> str:

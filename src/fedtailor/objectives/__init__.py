@@ -56,6 +56,6 @@ def objective_of(task: Objective | str | None) -> Objective:
         return task
     if task is None:
         return DEFAULT
-    if task not in OBJECTIVES:
+    if not isinstance(task, str) or task not in OBJECTIVES:
         raise unknown("task", str(task), OBJECTIVES)
     return OBJECTIVES[task]
