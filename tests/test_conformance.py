@@ -169,14 +169,11 @@ def test_padding_is_invisible(name: str, on: str, cases: Cases) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name not in METHODS else [])
-        for name, method in CASES.items()
-        if method.takes_parts
-    ],
+    [pytest.param(n, marks=[pytest.mark.slow] if n not in METHODS else []) for n in CASES],
 )
-def test_batches_may_be_computed_in_parts(name: str, cases: Cases) -> None:
+def test_memory_may_be_saved(name: str, cases: Cases) -> None:
     checks.parts_of_batches_add_up(cases(name, "text"))
+    checks.checkpointing_changes_nothing(cases(name, "text"))
 
 
 @every_case

@@ -163,6 +163,8 @@ class Method(ABC):
     changing_sizes: ClassVar[tuple[str, ...]] = ()
     # a step's loss is a mean over predictions, so that parts of a batch can be computed in turn
     takes_parts: ClassVar[bool] = True
+    # with checkpointing a model's blocks run twice, so that nothing may be remembered in them
+    takes_checkpointing: ClassVar[bool] = True
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)

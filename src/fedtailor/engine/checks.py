@@ -132,6 +132,11 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             f"local.micro_batch = {plan.local.micro_batch}: a step of {method.name} needs its "
             "whole batch; leave local.micro_batch out"
         )
+    if plan.engine.checkpointing and not method.takes_checkpointing:
+        raise InputError(
+            f"engine.checkpointing = true: {method.name} remembers what is computed inside the "
+            "model's blocks; leave engine.checkpointing out"
+        )
     if method.needs_public and federation.public is None:
         raise InputError(f"{method.name} needs public examples; name a data set in [public]")
     if method.needs_public_labels:

@@ -53,6 +53,8 @@ class EngineConfig:
     clients_per_step: Few | None = None
     processes: Annotated[int, Gt(0), Le(4096)] | None = None  # at most; None: one a core
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
+    # a training step keeps the inputs of transformer blocks alone, and runs these twice
+    checkpointing: bool = False
     device: str = "auto"
     upload_memory_mb: Annotated[float, Gt(0), Le(1e9)] = 2000.0  # more of a cohort's go to disk
     # for what a method works out once an example, if all examples' results fit; 0: never

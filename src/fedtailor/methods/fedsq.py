@@ -54,6 +54,7 @@ class FedSQ(Method):
     """
 
     name: ClassVar[str] = "fedsq"
+    takes_checkpointing: ClassVar[bool] = False
     family: ClassVar[str] = "regularised"
     needs_only_mean: ClassVar[bool] = True
 

@@ -265,7 +265,14 @@ def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: in
     """The task of a method, on the configured device."""
     engine = experiment.engine
     device = device_of(engine)
-    return Task(backbone, method.adapt, seed=seed, precision=engine.precision, device=device)
+    return Task(
+        backbone,
+        method.adapt,
+        seed=seed,
+        precision=engine.precision,
+        device=device,
+        checkpointing=engine.checkpointing,
+    )
 
 
 def device_of(engine: EngineConfig) -> torch.device:
@@ -304,4 +311,11 @@ def task_again(
             picture=data.get("picture"),
         )
     backbone = for_targets(backbone, data.get("scale", ()))
-    return Task(backbone, method.adapt, seed=seed, precision=experiment.engine.precision)
+    engine = experiment.engine
+    return Task(
+        backbone,
+        method.adapt,
+        seed=seed,
+        precision=engine.precision,
+        checkpointing=engine.checkpointing,
+    )

@@ -64,8 +64,21 @@ class StepContext:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Interrupt a training step for a forward pass in evaluation mode."""
+        with self._interrupted():
+            self.begin(training=False)
+            yield
+
+    @contextmanager
+    def again(self, part: tuple[int, int], **known: Tensor) -> Iterator[None]:
+        """Run a part of a training step's forward pass once more, with what was ``known`` then."""
+        with self._interrupted():
+            self.begin(training=True, **known)
+            self.part = part
+            yield
+
+    @contextmanager
+    def _interrupted(self) -> Iterator[None]:
         interrupted = dict(vars(self))
-        self.begin(training=False)
         try:
             yield
         finally:

@@ -21,6 +21,7 @@ from ..objectives.vocabulary import VocabularyObjective, token_scores
 from ..params import CACHED, EXAMPLE_WEIGHT, Batch, Params, strip_prefix
 from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
+from .checkpointing import checkpoint_blocks
 from .fast_pooling import use_fast_max_pool
 from .frozen_prefix import Prefix, find_prefix
 from .pieces import score_in_pieces
@@ -55,6 +56,7 @@ class Task:
         seed: int = 0,
         precision: Precision = "fp32",
         device: str | torch.device = "cpu",
+        checkpointing: bool = False,
     ) -> None:
         """Adapt a copy of ``backbone``'s model, which shares the tensors of the original.
 
@@ -65,6 +67,7 @@ class Task:
             precision: of the forward pass; ``bf16`` if the model has such weights, of which those
                 that are trained become float32.
             device: where the model and its state are.
+            checkpointing: keep less of a training step's forward pass, and compute it again.
         """
         self.device = torch.device(device)
         self.original = backbone  # as it was before any method adapted it
@@ -107,6 +110,8 @@ class Task:
             if name in self.trained or name in self.buffers
         }
         self.model.requires_grad_(False)
+        if checkpointing:
+            checkpoint_blocks(self.backbone, self.model, self._step)
         self.prefix: Prefix | None = None  # `features` finds it
 
     def in_head(self, name: str) -> bool:

@@ -25,6 +25,7 @@ from ..method import Cohort, checked_weights
 from ..optim import ClientContext
 from ..params import Params, count, decode, encode, row, scale, stack
 from ..stacked import weighted_sum
+from ..task.checkpointing import block_paths
 from ..task.task import Task
 from .case import Case, ClientRound, require, require_close
 
@@ -86,6 +87,23 @@ def parts_of_batches_add_up(case: Case) -> None:
     require_close(whole[0], parts[0], 2e-5, f"{what} the upload")
     require_close(whole[1], parts[1], 2e-5, f"{what} what the client keeps")
     require_close({"loss": whole[2]}, {"loss": parts[2]}, 2e-5, f"{what} the loss")
+
+
+def checkpointing_changes_nothing(case: Case) -> None:
+    """With ``engine.checkpointing`` a round gives the same as without; where it does not,
+    ``takes_checkpointing`` is False."""
+    method, one = case.method, case.first_round(0)
+    backbone = case.subject.backbone
+    if not method.takes_checkpointing or not block_paths(backbone):
+        return
+    task = Task(backbone, method.adapt, checkpointing=True)
+    private = method.init_client(task, 0, random.key(0))
+    upload, kept, _ = client_round(
+        method, task, one.received, private, case.batches(0), case.context(0)
+    )
+    what = "with checkpointing (takes_checkpointing = False refuses it),"
+    require_close(one.upload, upload, 2e-5, f"{what} the upload")
+    require_close(one.private, kept, 2e-5, f"{what} what the client keeps")
 
 
 def nothing_private_is_sent(case: Case) -> None:
@@ -289,6 +307,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     sequential_equals_vectorised,
     padding_is_invisible,
     parts_of_batches_add_up,
+    checkpointing_changes_nothing,
     nothing_private_is_sent,
     packed_uploads_arrive_whole,
     honest_uploads_are_accepted,
