@@ -182,7 +182,7 @@ def test_every_method_can_be_named(visits: Path) -> None:
     [
         (["nowhere.csv"], "no file 'nowhere.csv'"),
         (["."], "a folder without JSON files or pictures"),
-        (["hospitals.xlsx"], "can't read 'hospitals.xlsx'; allowed: .csv, .jsonl, "),
+        (["hospitals.xlsx"], "can't read 'hospitals.xlsx'; allowed: .csv, .tsv, "),
         (["visits.csv", "--out", "runs/zz/oct.toml"], "no folder runs/zz for --out runs/zz/oct.to"),
         (
             ["visits.csv", "--label", "outcom"],

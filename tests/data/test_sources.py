@@ -212,7 +212,7 @@ def test_splits_must_fit_together(stories, tokenizer, tmp_path):
         (
             "a.xlsx",
             "x",
-            "allowed: .csv, .jsonl, .json, .parquet, .arrow, .conll, .bio, .iob, ",
+            "allowed: .csv, .tsv, .jsonl, .json, .parquet, .arrow, .conll, .bio, .iob, ",
         ),
         ("a.parquet", "x", "can't read .*a.parquet"),
         ("a.arrow", "x", "can't read .*a.arrow"),

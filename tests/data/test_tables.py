@@ -44,9 +44,11 @@ def test_a_file_that_cannot_be_read_is_told_once(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("separator", [";", "\t"])
-def test_cells_may_be_separated_by_semicolons_or_tabs(tmp_path: Path, separator: str) -> None:
-    path = tmp_path / "a.csv"
+@pytest.mark.parametrize(("separator", "suffix"), [(";", "csv"), ("\t", "csv"), ("\t", "tsv")])
+def test_cells_may_be_separated_by_semicolons_or_tabs(
+    tmp_path: Path, separator: str, suffix: str
+) -> None:
+    path = tmp_path / f"a.{suffix}"
     rows = [("id", "note", "label"), ("1", "clean, kind, caf\u00e9", "ok")]
     path.write_text("\r\n".join(map(separator.join, rows)), encoding="utf-8-sig")
     table = local_table(str(path))

@@ -38,6 +38,8 @@ def test_csv_jsonl_and_txt_give_the_same_texts(tmp_path: Path) -> None:
     texts = ["one, two", 'say "a"\nb']
     made = table(tmp_path / "a.csv", '\ufefftext,label\n"one, two",x\n"say ""a""\nb",y\n')
     assert read_rows(made, DATA, images=False) == Rows(texts, ["x", "y"])
+    tabs = table(tmp_path / "a.tsv", 'text\tlabel\none, two\tx\n"say ""a""\nb"\ty\n')
+    assert read_rows(tabs, DATA, images=False) == Rows(texts, ["x", "y"])
     lines = table(tmp_path / "a.jsonl", '{"text": "one, two"}\n\n{"text": "say \\"a\\"\\nb"}\n')
     assert read_rows(lines, DATA, images=False) == Rows(texts)
     plain = table(tmp_path / "a.txt", "one, two\nsay\n")
@@ -111,7 +113,7 @@ def test_stdin_has_a_text_a_line_objects_or_a_csv(
         ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),
         ("a.jsonl", "[]\n", r"line 1 is no JSON object"),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
-        ("a.xlsx", "x", r"reads texts; allowed: .csv, .jsonl, .txt, .json, .parquet, .arrow"),
+        ("a.xlsx", "x", r"reads texts; allowed: .csv, .tsv, .jsonl, .txt, .json, .parquet, .arrow"),
         ("a.txt", "", "a.txt is empty; write one text a line into it"),
     ],
 )

@@ -84,6 +84,9 @@ def test_evaluations_without_examples_are_left_out(make_run: MakeRun) -> None:
     never = replace(trial, evaluations=[])
     assert select_round(never, "personal", "accuracy") is None
     assert headline(never, "accuracy") == ""
+    nothing = [replace(e, metrics={"auc": [None] * 6}) for e in trial.evaluations]
+    said = headline(replace(trial, evaluations=nothing), "auc")
+    assert said == "auc -, worst client - (round 8)"
 
 
 def test_another_metric_is_shown_at_the_same_round_and_may_choose_it(

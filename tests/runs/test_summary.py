@@ -125,13 +125,14 @@ def test_a_metric_that_is_undefined_for_all_is_said_before_and_null_after(tmp_pa
         rounds=2,
         methods={"fedavg": ft.FedAvg()},
         split=ft.SplitConfig(10, scheme="pathological", classes_per_client=1),
-        evaluate=ft.EvaluateConfig(metrics=("auc",), select="auc"),
+        evaluate=ft.EvaluateConfig(metrics=("auc", "matthews"), select="auc"),
     )
     arguments: dict[str, Any] = {"data": digits(), "backbone": digits_backbone()}
     hints = dry_run(one_class, out, **arguments).hints
-    assert "auc is undefined for 10 of 10 clients, whose validation rows" in hints[0]
+    assert "auc, matthews are undefined for 10 of 10 clients, whose validation rows" in hints[0]
     assert hints[0].endswith("can choose no round: the last is reported")
     ft.run(one_class, out, **arguments)
+    assert "nan" not in ft.compare(out)
     (row,) = json.loads(ft.compare(out, as_json=True))["rows"]
     assert row["personal_model"]["rounds"] == [2]
     assert row["personal_model"]["mean"]["mean"] is None

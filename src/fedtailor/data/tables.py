@@ -1,4 +1,4 @@
-"""Tables in local files: csv, jsonl, json, parquet, arrow and CoNLL; and in folders.
+"""Tables in local files: csv (or tsv), jsonl, json, parquet, arrow and CoNLL; and in folders.
 
 The cells of a csv file are texts. A whole column of labels or clients may become numbers.
 """
@@ -26,6 +26,7 @@ Kind = Literal["integer", "number", "text"]
 
 FORMATS = {
     ".csv": "csv",
+    ".tsv": "csv",
     ".jsonl": "json",
     ".json": "json",
     ".parquet": "parquet",
@@ -243,7 +244,7 @@ def _unreadable(name: str, error: BaseException) -> InputError:
 
 def is_csv(path: str) -> bool:
     """Whether a file is read as a csv."""
-    return Path(path).suffix == ".csv"
+    return FORMATS.get(Path(path).suffix) == "csv"
 
 
 def separator_of(header: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from ..data.images import PICTURES, picture_array
 from ..data.pixels import opened, pixels
 from ..data.table import Images, Tokens
 from ..data.tokens import encode
-from ..errors import InputError, missing_file
+from ..errors import InputError, brief, missing_file
 from ..objectives.objective import Objective
 
 if TYPE_CHECKING:
@@ -42,8 +42,16 @@ def text_examples(
 
 
 def inputs_of(values: Any) -> list[Any]:
-    """Several inputs; one text is an input by itself."""
-    return [values] if isinstance(values, str) else list(values)
+    """Several inputs; one text is an input by itself. Raises InputError where it is one thing of
+    another kind, or a table."""
+    if isinstance(values, str | Path):
+        return [values]
+    is_list = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
+    if isinstance(values, Mapping) or hasattr(values, "columns") or not is_list:
+        raise InputError(
+            f"inputs = {brief(values, 60)}: must be a list of inputs, such as a table's column"
+        )
+    return list(values)
 
 
 def one_input(value: Any, objective: Objective, *, are_pairs: bool) -> Any:

@@ -23,7 +23,7 @@ from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
-from ..errors import InputError, listed
+from ..errors import InputError, brief, listed
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
@@ -224,6 +224,11 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     """The rows of ``client``; all, if no column says whose they are."""
     ours, task = trained.experiment.data, trained.data["task"]
     names = {"text": ours.text, "image": ours.image, "label": ours.label}
+    if not isinstance(data, Data | str | Path):
+        raise InputError(
+            f"data = {brief(data, 60)}: must be a file's name, a Data, as from Data.from_pandas, "
+            "or a Dataset"
+        )
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
     config = replace(
         source.config(ours), task=task, limit=None, skip=0, limit_test=None,

@@ -36,7 +36,7 @@ from .examples import picture_paths
 
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(?:\.0*)?\s*")
 
-_READ_HERE = (".csv", ".jsonl", ".txt")
+_READ_HERE = (".csv", ".tsv", ".jsonl", ".txt")
 TABLES = (*_READ_HERE, *(kind for kind in FORMATS if kind not in _READ_HERE))
 
 
@@ -148,7 +148,7 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
         if not texts:
             raise InputError(f"{source} is empty; write one text a line into it")
         return Rows(texts)
-    table = _csv(content, source) if kind == ".csv" else _jsonl(content, source)
+    table = _jsonl(content, source) if kind == ".jsonl" else _csv(content, source)
     if not table:
         raise InputError(f"{source} has no rows; give at least one row")
     columns = list(table[0])

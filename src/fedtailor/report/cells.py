@@ -31,7 +31,7 @@ def ranked(comparison: Table) -> list[Row]:
 
 
 def _cell(spread: Spread | None, scale: float, digits: int, *, seeds: bool = True) -> str:
-    if spread is None:
+    if spread is None or math.isnan(spread.mean):
         return "-"
     mean = f"{scale * spread.mean:.{digits}f}"
     return mean if spread.std is None or not seeds else f"{mean}±{scale * spread.std:.{digits}f}"

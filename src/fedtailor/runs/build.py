@@ -21,7 +21,7 @@ from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
 from ..engine.metrics import Metrics
 from ..engine.prepare import with_least_batch
-from ..errors import InputError, of_method
+from ..errors import InputError, brief, of_method
 from ..layers.lora import has_lora
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
@@ -165,8 +165,12 @@ def named(
     names: dict[str, Any] = {}
     if isinstance(data, Data):
         names["data"] = data.config(experiment.data)
-    elif data is not None:
+    elif isinstance(data, Dataset):
         names["data"] = DataConfig(name=FROM_PYTHON + data.digest)
+    elif data is not None:
+        raise InputError(
+            f"data = {brief(data, 60)}: must be a Data, as from Data.from_pandas, or a Dataset"
+        )
     if backbone is not None:
         names["model"] = ModelConfig(name=FROM_PYTHON + backbone.name)
     if isinstance(data, Dataset):

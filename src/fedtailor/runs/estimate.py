@@ -158,17 +158,18 @@ def _undefined(experiment: Experiment, federation: Federation) -> list[str]:
                 dataset.targets(federation.rows(client, split)), dataset.classes
             )
         )
-        for name, count in counts.items():
-            if name not in asked:
-                continue
-            every = count == len(clients)
+        for count in dict.fromkeys(counts[name] for name in asked if counts[name]):
+            names = [name for name in asked if counts[name] == count]
+            every, several = count == len(clients), len(names) > 1
+            its = "their" if several else "its"
+            none = f"{'they have' if several else 'it has'} no mean"
             line = (
-                f"{name} is undefined for {count} of {len(clients)} clients, whose {split} rows "
-                f"have all the same label, or none; "
-                f"{'it has no mean' if every else 'its mean is that of the others'}"
+                f"{', '.join(names)} {'are' if several else 'is'} undefined for {count} of "
+                f"{len(clients)} clients, whose {split} rows have all the same label, or none; "
+                f"{none if every else f'{its} mean is that of the others'}"
             )
-            if every and split == "validation" and name == chosen:
-                line += f"; so evaluate.select = {name!r} can choose no round: the last is reported"
+            if every and split == "validation" and chosen in names:
+                line += f"; evaluate.select = {chosen!r} can choose no round: the last is reported"
             lines.append(line)
     return lines
 

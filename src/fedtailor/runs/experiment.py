@@ -265,7 +265,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file. Raises InputError where no such file, or not TOML."""
     if not path.is_file():
         raise missing_file(path, what="experiment file")
-    if path.suffix in (".csv", ".jsonl", ".parquet", ".arrow"):
+    if path.suffix in (".csv", ".tsv", ".jsonl", ".parquet", ".arrow"):
         new = f"fedtailor new {shlex.quote(str(path))}"
         raise InputError(f"{path} is a table; write an experiment file for it: {new}")
     try:

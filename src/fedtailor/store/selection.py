@@ -94,5 +94,8 @@ def headline(trial: Trial, metric: Metric) -> str:
         return ""
     result = summary(selected.test, metric)
     factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
-    mean, worst = (f"{factor * value:.{digits}f}" for value in (result.mean, result.worst))
+    mean, worst = (
+        "-" if math.isnan(value) else f"{factor * value:.{digits}f}"
+        for value in (result.mean, result.worst)
+    )
     return f"{metric} {mean}, worst client {worst} (round {selected.round})"

@@ -209,7 +209,7 @@ def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) 
     Raises:
         OSError: it is missing, or is none that can be read.
     """
-    if file.suffix not in (".txt", ".csv"):
+    if file.suffix not in (".txt", ".csv", ".tsv"):
         allowed = "give a text, a .txt file with one text a line, or a .csv file"
         raise OSError(EINVAL, allowed, str(file))
     try:
@@ -239,7 +239,7 @@ def _names_a_file(given: str) -> bool:
         is_there = Path(given).is_file()
     except OSError:  # a text is too long for a name
         return False
-    return is_there or (given.endswith((".txt", ".csv", ".jsonl")) and " " not in given)
+    return is_there or (given.endswith((".txt", ".csv", ".tsv", ".jsonl")) and " " not in given)
 
 
 def build(folder: Path, about: Mapping[str, Any]) -> nn.Module:
