@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,10 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
              for how in ("rose", "fell") for when in ("again", "")] * 4  # fmt: skip
     (tmp_path / "a.csv").write_text("\n".join(["text", *lines]))
     experiment = ft.Experiment(
-        {"fedem": ft.FedEM(components=2, trainable="lora", rank=2)},
+        {
+            "fedem": ft.FedEM(components=2, trainable="lora", rank=2),
+            "fedsdg": ft.FedSDG(rank=2),
+        },
         rounds=1,
         data=ft.DataConfig(path=str(tmp_path / "a.csv"), task="causal-lm", max_length=8),
         split=ft.SplitConfig(2, min_examples=2),
@@ -74,3 +78,8 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     np.testing.assert_allclose(logits[:, :3].numpy(), expected[:, :3].numpy(), atol=1e-5)
     assert written.startswith("the price of oil")
     assert full == texts[0]  # four tokens, as many as the model reads then, so it is not called
+    adapter = export_model(run, "fedsdg", tmp_path / "adapter", client=1)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert (config["r"], config["task_type"]) == (4, "CAUSAL_LM")  # two branches of rank 2
+    command = f"vllm serve {folder} --enable-lora --max-lora-rank 8 --lora-modules client=."
+    assert command in (adapter / "README.md").read_text()

@@ -18,6 +18,8 @@ from ..runs.experiment import Experiment
 from ..store.metrics import is_percentage
 from .scores import SplitScore
 
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256)  # what its --max-lora-rank may be; 16 without it
+
 
 def licence(base: str | None) -> str:
     """The licence of a model on the hub or in a folder, or where to find it; None: an own one."""
@@ -215,6 +217,23 @@ def _baseline(results: list[SplitScore]) -> list[str]:
     return []
 
 
+def _served(about: Mapping[str, Any]) -> list[str]:
+    """How vLLM serves the adapter of a decoder, if its rank is one that vLLM has."""
+    rank, task = about["settings"]["rank"], objective_of(about["task"]).peft_task
+    wide = next((most for most in _VLLM_RANKS if rank and rank <= most), None)
+    if task != "CAUSAL_LM" or wide is None:
+        return []
+    base = about["network"]["source"] or "BASE"
+    return [
+        "",
+        f"Its rank is {rank}. vLLM serves it, beside the adapters of other clients:",
+        "",
+        "```",
+        f"vllm serve {base} --enable-lora --max-lora-rank {wide} --lora-modules client=.",
+        "```",
+    ]
+
+
 def _uses(about: Mapping[str, Any]) -> list[str]:
     network = about["network"]
     if about["form"] == "plain" and network.get("source") == "." and "auto_class" in network:
@@ -223,7 +242,11 @@ def _uses(about: Mapping[str, Any]) -> list[str]:
     if network.get("source") == "encoder":
         return ["", "`transformers.AutoModel.from_pretrained` loads the folder `encoder`."]
     if about["form"] == "adapter":
-        return ["", "`peft.PeftModel.from_pretrained(base, folder)` adds the adapter to the base."]
+        return [
+            "",
+            "`peft.PeftModel.from_pretrained(base, folder)` adds the adapter to the base.",
+            *_served(about),
+        ]
     if about["form"] == "gated_blocks":
         if about["settings"]["gates_of"] == "row":
             return ["", "Each row has gates of its own."]

@@ -351,7 +351,12 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
 
 def _settings(network: Network, portable: Portable) -> dict[str, Any]:
     if portable.form == "adapter":
-        return {"adapted": network.backbone.encoder_prefix.removesuffix(".")}
+        ranks = {len(A) for A, _ in portable.lora.values()}
+        plain = len(ranks) == 1 and not portable.magnitudes
+        return {
+            "adapted": network.backbone.encoder_prefix.removesuffix("."),
+            "rank": max(ranks) if plain else None,  # of plain LoRA, one for all layers
+        }
     return dict(portable.settings)
 
 
