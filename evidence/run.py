@@ -88,6 +88,7 @@ LATER: Mapping[str, Any] = {
     "attention": "sdpa", "chat_template": None, "dtype": "fp32", "picture_size": None,
     "micro_batch": None,
     "lora": {"rslora": False, "dropout": 0.0, "dora": False},
+    "generate": {"examples": 0, "tokens": 64, "every": None},
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
@@ -110,7 +111,7 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["lr_w"] = 100.0  # unused; it was the default
         if method["name"] == "fedsdg" and method["gate"] is not None:
             method["lr_gate"] = 5e-3  # unused; it was the default
-    names = ("data", "public", "model", "split", "local", "cohort", "attack")
+    names = ("data", "public", "model", "split", "local", "cohort", "attack", "evaluate")
     sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):
         for field, value in LATER.items():

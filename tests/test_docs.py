@@ -26,7 +26,7 @@ from fedtailor.uploads.attacks import AttackConfig
 ROOT = Path(__file__).parent.parent
 SECTIONS = [
     ft.DataConfig, ft.SplitConfig, ft.ModelConfig, ft.LocalConfig,
-    ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig,
+    ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig, ft.GenerateConfig,
     ft.StartConfig, AttackConfig, FaultConfig, Machine, ClientFaults,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
@@ -37,7 +37,8 @@ FEDAVGS = "[FedAvg's](fedavg.md#settings)"  # all of its fields that a table doe
 def test_every_field_is_documented_with_its_default(section: type) -> None:
     text = (ROOT / "docs/fields.md").read_text()
     for field in dataclasses.fields(section):
-        assert f"| `{field.name}` | `{field.default}` |" in text, field.name
+        if not dataclasses.is_dataclass(field.default):  # a table of its own
+            assert f"| `{field.name}` | `{field.default}` |" in text, field.name
 
 
 def page(name: str) -> str:

@@ -8,6 +8,7 @@ from .data.federation import Federation as Federation
 from .engine.config import CohortConfig as CohortConfig
 from .engine.config import EngineConfig as EngineConfig
 from .engine.config import EvaluateConfig as EvaluateConfig
+from .engine.config import GenerateConfig as GenerateConfig
 from .engine.config import Plan as Plan
 from .engine.config import ScheduleConfig as ScheduleConfig
 from .engine.executors.process_group import init_process_group as init_process_group

@@ -156,6 +156,7 @@ class Method(ABC):
     family: ClassVar[str] = "own"
     needs_public: ClassVar[bool] = False  # whether `local` reads ``context.public``
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
+    by_token: ClassVar[bool] = False  # a `predict` of its own reads nothing but the model's outputs
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
     # nothing is sent: every client trains equally often, whoever takes part with other methods
     trains_alone: ClassVar[bool] = False
@@ -333,6 +334,12 @@ class Method(ABC):
     def predict(self, task: Task, state: Params, batch: Batch) -> Tensor:
         """Logits ``[b, classes]`` or ``[b, L, vocabulary]``."""
         return task.logits(self.inference_params(task, state), batch)
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether a model that writes may keep keys and values of the tokens that it has read: not
+        where `predict` looks at the inputs itself."""
+        return self.by_token or type(self).predict is Method.predict
 
     def precompute(self, task: Task, batch: Batch) -> Params:
         """Tensors ``[b, ...]`` that depend on each example and on frozen tensors alone.

@@ -88,12 +88,18 @@ def test_a_text_that_is_generated_ends(run: Path, tmp_path: Path) -> None:
     assert generation.eos_token_id == [0, 1]
 
 
-def test_a_prompt_that_is_cut_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ft.load_model(run, "fedavg", "a").predict(["patient fever " * 9, "patient"])
-    assert capsys.readouterr().err == (
-        "fedtailor: 1 of 2 texts are longer than 8 tokens (the run's data.max_length): only their "
-        "first 8 are read\n"
-    )
+def test_a_prompt_is_read_up_to_the_models_window(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ft.load_model(run, "fedavg", "a")
+    long = "patient fever " * 19  # 38 of 40 tokens; data.max_length is 8
+    said: list[str] = []
+    (text,) = model.predict([long + "since"], say=said.append)
+    assert len(text.split()) <= 1
+    assert "".join(said) == text
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ft.InputError, match="input 2 has more than 39 tokens, and this model rea"):
+        model.predict(["patient", long + "since two days"])
 
 
 def test_a_client_that_joins_has_texts_of_the_same_form(run: Path, tmp_path: Path) -> None:

@@ -51,10 +51,12 @@ def test_executors_and_a_federation_give_the_numbers_of_one_process(
 ) -> None:
     dataset, backbone = kinds.data(kind), kinds.backbone(kind)
     objective = dataset.objective
+    generate = {"examples": 3, "tokens": 5} if objective.writes else {}
     chosen = experiment(
         label, _FIELDS.get(label, {}), rounds=2, cohort={"size": 2},
         split={"clients": 3, "scheme": "iid", "max_examples": 10},
-        evaluate={"every": 2, "metrics": [m for m in objective.metrics if m != objective.tunes]},
+        evaluate={"every": 2, "metrics": [m for m in objective.metrics if m != objective.tunes],
+                  "generate": generate},
     )  # fmt: skip
 
     def here(**engine: Any) -> Path:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, naming
+from ..errors import InputError, brief, naming
 from ..store.format import as_json
 from .options import add_trained, add_which
+
+if TYPE_CHECKING:
+    from ..inference.model import PersonalModel
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +78,11 @@ def _predict(options: argparse.Namespace) -> None:
     objective = trained.task.backbone.objective
     check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)
     clients = clients_of(rows, options.input, data) if options.by_client else None
-    if clients is None:
+    as_read = sys.stdout.isatty() and not (options.json or options.keep or options.out)
+    streams = objective.writes and clients is None and as_read
+    if streams:
+        results = _streamed(model, rows.inputs, most)
+    elif clients is None:
         results = model.predict(rows.inputs, max_new_tokens=most)
     else:
         results = predict_by_client(trained, rows.inputs, clients, max_new_tokens=most)
@@ -86,7 +95,8 @@ def _predict(options: argparse.Namespace) -> None:
             right += f"; {many}, so this says little of new ones"
     objects = as_objects(rows, results, objective, clients, options.keep)
     between = " " if objective.reads_words else "|"
-    _write(map(as_json, objects) if options.json else as_csv(objects, between), options.out)
+    if not streams:
+        _write(map(as_json, objects) if options.json else as_csv(objects, between), options.out)
     if options.client is None and not options.by_client:
         print("note: this is the global model; --client names a client's own", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
@@ -100,6 +110,16 @@ def _predict(options: argparse.Namespace) -> None:
         print(f"fedtailor: {empty}", file=sys.stderr)
     if right:
         print(right, file=sys.stderr)
+
+
+def _streamed(model: PersonalModel, inputs: Sequence[Any], most: int) -> list[Any]:
+    """Print each input and what the model writes, piece by piece; return the texts."""
+    texts = []
+    for value in inputs:
+        print(f"> {brief(value, 70)}")
+        texts += model.predict([value], max_new_tokens=most, say=partial(print, end="", flush=True))
+        print("\n")
+    return texts
 
 
 def _write(lines: Iterable[str], out: Path | None) -> None:

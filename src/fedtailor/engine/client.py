@@ -30,6 +30,7 @@ from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
 from .forms import check_predicts, check_state, check_trained
 from .metrics import MetricValues
 from .scoring import SPLITS, Scoring, stamped
+from .writing import Writing
 
 _DIAGNOSED = 64  # validation examples of a client, for the method's diagnostics
 
@@ -194,6 +195,7 @@ class ClientEvaluationResult:
     sums: NDArray[np.float64]
     diagnostics: Params | None
     metrics: tuple[MetricValues, ...] = ()
+    samples: tuple[str, ...] = ()  # answers to `Writing.samples`, of a client that shows them
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ class ClientEvaluation(_Clients):
 
     batch_size: int
     scoring: Scoring
+    writing: Writing
 
     @property
     def together(self) -> bool:
@@ -222,16 +225,23 @@ class ClientEvaluation(_Clients):
     ) -> ClientEvaluationResult:
         client = request.client
         shown = client_diagnostics(self.method, self.task, self.federation, client, outcome)
-        return replace(self.scored(client, outcome), diagnostics=shown)
+        scored = self.scored(client, outcome, request.round)
+        samples = self.writing.samples_of(client, outcome, request.round)
+        return replace(scored, diagnostics=shown, samples=samples)
 
-    def scored(self, client: int, state: Params) -> ClientEvaluationResult:
-        """The results of a model on a client's examples, without diagnostics."""
+    def scored(
+        self, client: int, state: Params, number: int | None = None
+    ) -> ClientEvaluationResult:
+        """The results of a model on a client's examples, without diagnostics, in the evaluation of
+        round ``number``; None: outside of rounds, where nothing is written."""
         scoring = self.scoring
         rows = [self.federation.rows(client, split) for split in SPLITS]
         scores = [scoring.scores(state, of_split, self.batch_size) for of_split in rows]
         sums = np.stack([of_split[:, : scoring.num_sums].sum(0) for of_split in scores])
-        if not scoring.metrics.asked:
-            return ClientEvaluationResult(sums, None)
+        if not scoring.predicts:
+            return ClientEvaluationResult(
+                sums, None, self.writing.metrics_of(client, state, number)
+            )
         return ClientEvaluationResult(sums, None, scoring.metric_values(rows, scores))
 
 

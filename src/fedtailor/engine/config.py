@@ -25,6 +25,24 @@ _DEVICE = re.compile("auto|cpu|cuda(:[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
+class GenerateConfig:
+    """What models that write texts write in an evaluation, by the most probable tokens."""
+
+    # answers to so many validation examples of a client, and so many test examples; 0: none
+    examples: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    tokens: Few = 64  # of an answer, at most
+    every: Few | None = None  # rounds, and the last one; None: each fifth evaluation
+
+    def __post_init__(self) -> None:
+        """Refuse what has no effect."""
+        if not self.examples and (self.tokens, self.every) != (64, None):
+            raise InputError(
+                "evaluate.generate.examples = 0: nothing is written, so tokens and every have no "
+                "effect; set examples, such as 8"
+            )
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """When and on whom models are evaluated."""
 
@@ -38,10 +56,28 @@ class EvaluateConfig:
     metrics: tuple[str, ...] = ()
     confusion: bool = False  # keep each client's confusion matrix
     select: str | None = None  # the metric that chooses the reported round; None: the usual one
+    generate: GenerateConfig = GenerateConfig()
+
+    def __post_init__(self) -> None:
+        """Refuse texts after a round that is not evaluated."""
+        if self._writes_every % self.every:
+            raise InputError(
+                f"evaluate.generate.every = {self.generate.every}: texts are written in "
+                f"evaluations; it must be a multiple of evaluate.every = {self.every}"
+            )
+
+    @property
+    def _writes_every(self) -> int:
+        return self.generate.every or 5 * self.every
 
     def due(self, round_: int, rounds: int) -> bool:
         """Whether round ``round_`` of ``rounds`` is evaluated."""
         return round_ % self.every == 0 or round_ == rounds
+
+    def writes(self, round_: int, rounds: int) -> bool:
+        """Whether models write texts in the evaluation of round ``round_``."""
+        is_due = round_ % self._writes_every == 0 or round_ == rounds
+        return self.generate.examples > 0 and is_due
 
 
 @dataclass(frozen=True)

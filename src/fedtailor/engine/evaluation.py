@@ -21,8 +21,10 @@ from .config import Plan
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .forms import check_predicts
 from .joining import join_requests
+from .metrics import MetricValues
 from .private_states import PrivateStates
 from .scoring import SPLITS, EvaluatedModel, Evaluation, Scoring, evaluate_one, evaluations
+from .writing import Exercises, Sample, Writing
 
 Results = dict[int, ClientEvaluationResult]  # by client
 
@@ -38,18 +40,22 @@ class Evaluator:
     store: PrivateStates
     executor: Executor
     scoring: Scoring
+    writing: Writing
     kept: Results = field(default_factory=dict)  # of clients whose state is the same
     kept_for: Params = field(default_factory=dict)  # the server's state behind `kept`
+    kept_texts: bool = False  # whether models wrote texts for `kept`
 
     def forget(self, clients: Sequence[int]) -> None:
         """The states of ``clients`` have changed."""
         for client in clients:
             self.kept.pop(client, None)
 
-    def evaluate(self, server: Server, number: int) -> tuple[list[Evaluation], Params]:
+    def evaluate(
+        self, server: Server, number: int
+    ) -> tuple[list[Evaluation], Params, tuple[Sample, ...]]:
         """After round ``number``: the evaluations of personal and global models, then of those of
-        novel clients; and the method's diagnostics of its states. Clients without a result are left
-        out."""
+        novel clients; the method's diagnostics of its states; and what models write. Clients
+        without a result are left out."""
         config, method = self.plan.evaluate, self.method
         novel = sorted(self.federation.novel(self.plan.cohort.novel))
         clients = self.plan.evaluated(self.federation)
@@ -61,6 +67,7 @@ class Evaluator:
         if shared is not None and (single or config.global_model):
             of_global = self._evaluate_global(shared, clients, number)
         shown: dict[int, Params | None] = {}
+        written: dict[str, tuple[str, ...]] = {}
         if shared is not None and single:
             personal = [replace(evaluation, model="personal") for evaluation in of_global]
             if not self.federation.remote:
@@ -70,11 +77,33 @@ class Evaluator:
             results = self._evaluate_changed(server, clients, number)
             personal = self._evaluations("personal", clients, results)
             shown = {k: results[k].diagnostics for k in clients if k in results}
+            written = {str(k): one.samples for k, one in results.items() if one.samples}
         if novel:
             results = self._evaluate_joining(server, novel, number)
             personal += self._evaluations("novel", novel, results)
         diagnostics = self._diagnostics(server, clients, shown)
-        return personal + (of_global if config.global_model else []), diagnostics
+        samples = self._samples(shared, written) if self.writing.is_due(number) else ()
+        return personal + (of_global if config.global_model else []), diagnostics, samples
+
+    def _samples(
+        self, shared: Params | None, written: Mapping[str, tuple[str, ...]]
+    ) -> tuple[Sample, ...]:
+        """What the base and the global model answer, and what clients' models have ``written``."""
+        rows = self.writing.samples
+        if not rows:
+            return ()
+        base = self.writing.texts(None, [*rows.values()])
+        answers = {"base": [text.answer for text in base]}
+        if shared is not None:
+            texts = self.writing.texts(shared, [*rows.values()])
+            answers["global"] = [text.answer for text in texts]
+        answers |= {client: [*written[client]] for client in map(str, rows) if client in written}
+        return tuple(
+            Sample(
+                client, text.prompt, text.reference, {k: said[at] for k, said in answers.items()}
+            )
+            for at, (client, text) in enumerate(zip(rows, base, strict=True))
+        )
 
     def _is_single(self, server: Server, shared: Params, clients: Sequence[int]) -> bool:
         """Whether all ``clients`` use the global model, ``shared``, as it is."""
@@ -90,9 +119,26 @@ class Evaluator:
         if not self.federation.remote:
             scores_of = partial(self.executor.map, "score", shared)
             batch_size = self.plan.evaluate.batch_size
-            return evaluate_one(scores_of, self.scoring, clients, batch_size)
+            of_texts = self._global_texts(shared, clients, number)
+            return evaluate_one(scores_of, self.scoring, clients, batch_size, of_texts)
         results = self._results("global", shared, clients, number)
         return self._evaluations("global", clients, results)
+
+    def _global_texts(
+        self, shared: Params, clients: Sequence[int], number: int
+    ) -> list[tuple[MetricValues, ...]]:
+        """The metrics of what the global model writes for each client."""
+        if not self.federation.dataset.objective.writes or not self.scoring.metrics.asked:
+            return []
+        if not self.writing.is_due(number):
+            return [self.writing.undefined] * len(clients)
+        sizes = {
+            client: sum(self.federation.num_rows(client, split) for split in SPLITS)
+            for client in clients
+        }
+        items = (Exercises(client, size) for client, size in sizes.items())
+        found = {item.client: got for item, got in self.executor.map("write", shared, items)}
+        return [found[client] for client in clients]
 
     def _evaluations(
         self, model: EvaluatedModel, clients: Sequence[int], results: Results
@@ -110,12 +156,13 @@ class Evaluator:
         """As `_evaluate_personal`; where the server's state is the very same as the last time, only
         of clients that have trained since."""
         if (
-            self.federation.remote  # sites keep what they evaluate
+            self.writing.is_due(number) != self.kept_texts
+            or self.federation.remote  # sites keep what they evaluate
             or self.method.finetune_passes
             or not same_tensors(server, self.kept_for)
         ):
             self.kept.clear()
-        self.kept_for = server
+        self.kept_for, self.kept_texts = server, self.writing.is_due(number)
         changed = [client for client in clients if client not in self.kept]
         self.kept.update(self._results("evaluate", server, changed, number))
         return self.kept

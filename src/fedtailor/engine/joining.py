@@ -94,7 +94,7 @@ class Joining:
     evaluation: ClientEvaluation
 
     def one(self, server: Params, item: ClientRequest) -> ClientEvaluationResult:
-        return self.evaluation.scored(item.client, self.state(server, item))
+        return self.evaluation.scored(item.client, self.state(server, item), item.round)
 
     def state(self, server: Params, request: ClientRequest) -> Params:
         """What the client uses; `request` is one of `join_requests`."""

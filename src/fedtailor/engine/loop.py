@@ -53,7 +53,7 @@ class Loop:
         """Evaluate the states that the run begins with."""
         clock = Clock()
         with clock.phase("evaluate"):
-            evaluations, diagnostics = self.evaluator.evaluate(server, 0)
+            evaluations, diagnostics, samples = self.evaluator.evaluate(server, 0)
         return Round(
             number=0,
             server=server,
@@ -62,6 +62,7 @@ class Loop:
             diagnostics=diagnostics,
             seconds=clock.seconds,
             executor=self.executor.name,
+            samples=samples,
         )
 
     def round(self, server: Server, number: int) -> Round:
@@ -84,7 +85,8 @@ class Loop:
         self.evaluator.forget([member.client for member in drawn.members])
         with clock.phase("evaluate"):
             due = plan.evaluate.due(number, plan.rounds) and self._all_began(number)
-            evaluations, diagnostics = self.evaluator.evaluate(server, number) if due else ([], {})
+            found = self.evaluator.evaluate(server, number) if due else ([], {}, ())
+        evaluations, diagnostics, samples = found
         return Round(
             number=number,
             server=server,
@@ -104,6 +106,7 @@ class Loop:
             notes=notes,
             cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
             norms=norms,
+            samples=samples,
             faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
         )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief, unknown
 from ..objectives import OBJECTIVES
 from ..objectives.objective import MetricFunction, Objective
+from ..objectives.writing import Written
 from ..user_code import load, own_faults
 from .config import EvaluateConfig
 
@@ -99,6 +100,16 @@ class Metrics:
             has = ", ".join([*always, *objective.metrics])
             raise InputError(f"evaluate.{what} is not for {objective.name}, which has {has}")
         double = [name for name, count in Counter(self.names).items() if count > 1]
+        generate = self.config.generate
+        if generate.examples and not objective.writes:
+            raise InputError(
+                f"evaluate.generate is for models that write texts; data.task = {objective.name!r}"
+            )
+        if self.config.metrics and objective.writes and not generate.examples:
+            raise InputError(
+                f"evaluate.metrics = {list(self.config.metrics)} are of texts that models write, "
+                "and none are written; set evaluate.generate.examples, such as 8"
+            )
         if double or {"loss", "accuracy"} & set(self.names):
             raise InputError(
                 f"evaluate.metrics = {list(self.config.metrics)}: names must differ from each "
@@ -139,12 +150,26 @@ class Metrics:
         counts = np.bincount(cells, minlength=classes**2).reshape(classes, classes)
         return MetricValues(values, tuple(map(tuple, counts.tolist())))
 
-    def _value(
-        self, spec: str, function: MetricFunction, targets: Any, predictions: Any
-    ) -> float | None:
+    def of_texts(self, texts: Sequence[Written]) -> MetricValues:
+        """The metrics of one client's texts. A function of one's own takes prompt, answer and
+        reference of one, and the mean counts; where there are none, all are undefined."""
+        if not texts:
+            return MetricValues((None,) * len(self.names))
+        right, said = [[text.reference] for text in texts], [text.answer for text in texts]
+        found = []
+        for spec, function in zip(self.config.metrics, self.functions, strict=True):
+            if spec in METRICS and spec not in self.given:
+                found.append(self._value(spec, function, right, said))
+                continue
+            each = [self._value(spec, function, *astuple(text)) for text in texts]
+            known = [value for value in each if value is not None]
+            found.append(sum(known) / len(known) if known else None)
+        return MetricValues(tuple(found))
+
+    def _value(self, spec: str, function: Callable[..., Any], *arguments: Any) -> float | None:
         """None for NaN: the metric is undefined for this client."""
         with own_faults():
-            value: object = function(targets, predictions)
+            value: object = function(*arguments)
         try:
             number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):

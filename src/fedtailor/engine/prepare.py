@@ -36,6 +36,7 @@ from .metrics import Metrics
 from .participants import draw_cohort
 from .private_states import MemoryStates
 from .scoring import Scoring
+from .writing import Writing
 
 
 def first_states(method: Method, task: Task, federation: Federation) -> Callable[[int], Params]:
@@ -151,12 +152,14 @@ def client_works(
     train = Training(*context, plan.local, public, chain, *attack)
     batch_size = plan.evaluate.batch_size
     scoring = Scoring(*context, wanted, trigger)
-    evaluate = ClientEvaluation(*context, plan.local, public, batch_size, scoring)
+    writing = Writing(*context, plan, wanted)
+    evaluate = ClientEvaluation(*context, plan.local, public, batch_size, scoring, writing)
     return {
         "train": train,
         "evaluate": evaluate,
         "join": Joining(replace(train, attackers=frozenset()), evaluate),
         "score": scoring,
+        "write": writing,
     }
 
 

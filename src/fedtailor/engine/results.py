@@ -15,6 +15,7 @@ from .costs import Costs
 from .executors.work import Refusal
 from .participants import Member, Participants
 from .scoring import Evaluation
+from .writing import Sample
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Round:
     cpu_seconds: float | None = None
     norms: tuple[float, ...] = ()  # of the members' uploads; empty where there is no bound on them
     faults: RoundFaults | None = None  # None: none are simulated
+    samples: tuple[Sample, ...] = ()  # of what models write, where they do
 
     @property
     def train_loss(self) -> float | None:

@@ -31,6 +31,7 @@ from .prepare import (
 from .private_states import PrivateStates
 from .results import Round
 from .scoring import Scoring
+from .writing import Writing
 
 
 def rounds(
@@ -104,7 +105,8 @@ def rounds(
     if on_result is not None:
         runner = Counted(runner, on_result)
     scoring = Scoring(method, task, federation, wanted, plan.trigger(federation))
-    evaluator = Evaluator(method, task, federation, plan, store, runner, scoring)
+    writing = Writing(method, task, federation, plan, wanted)
+    evaluator = Evaluator(method, task, federation, plan, store, runner, scoring, writing)
     participants, versions = schedule(method, federation, plan, time, start)
     chain = upload_chain(method, task, federation, plan, recent_norms)
     loop = Loop(

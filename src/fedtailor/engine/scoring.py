@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..data.federation import Federation
 from ..data.table import Indices
 from ..method import Method
-from ..objectives.objective import LogitsOf, Words
+from ..objectives.objective import Words
 from ..params import CACHED, Batch, Params, add_prefix, to_device
 from ..task.task import Task
 from .backdoor import Trigger
@@ -74,6 +74,11 @@ class Scoring:
     trigger: Trigger | None = None
 
     @property
+    def predicts(self) -> bool:
+        """Whether metrics are computed from predictions; those of texts are from `Writing`."""
+        return self.metrics.asked and not self.task.backbone.objective.writes
+
+    @property
     def num_sums(self) -> int:
         return 3 if self.trigger is None else 5
 
@@ -120,11 +125,8 @@ class Scoring:
                 turned = method.predict(task, state, marked).argmax(-1) == trigger.target
                 others = batch["labels"] != trigger.target
                 columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
-            if self.metrics.asked:
-                most = self.federation.dataset.max_length
-                predict = partial(method.predict, task, state)
-                logits_of = LogitsOf(predict, task.backbone.ends, most)
-                found = task.backbone.objective.predictions(logits, batch, logits_of)
+            if self.predicts:
+                found = task.backbone.objective.predictions(logits, batch)
                 columns = torch.cat([columns, found], 1)
         return columns.cpu().numpy()
 
@@ -134,9 +136,10 @@ def evaluate_one(
     scoring: Scoring,
     clients: Sequence[int],
     batch_size: int,
+    of_texts: Sequence[Sequence[MetricValues]] = (),
 ) -> list[Evaluation]:
     """One state, as the global model of all ``clients``: their examples share batches, whose scores
-    ``scores_of`` gives in any order."""
+    ``scores_of`` gives in any order. ``of_texts`` are the metrics of texts, where there are any."""
     federation, metrics, columns = scoring.federation, scoring.metrics, scoring.num_sums
     rows = [
         np.concatenate([federation.rows(client, split) for client in clients]) for split in SPLITS
@@ -159,8 +162,8 @@ def evaluate_one(
         np.add.at(sums[:, number], np.repeat(np.arange(len(clients)), sizes), losses)
         ends = np.cumsum(sizes)[:-1]
         parts.append((np.split(rows[number], ends), np.split(scores[number], ends)))
-    values = []
-    if metrics.asked:
+    values = [*of_texts]
+    if scoring.predicts:
         for of_client in range(len(clients)):
             of_splits = [(rows[of_client], found[of_client]) for rows, found in parts]
             values.append(scoring.metric_values(*zip(*of_splits, strict=True)))

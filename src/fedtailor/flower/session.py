@@ -98,7 +98,7 @@ class Session:
         if message.kind == "train":
             states.check(request.client, request.base, request.best, message.round)
         if message.kind == "global":
-            return self._evaluated(request.client, received), None
+            return self._evaluated(message, request.client, received), None
         private = states.read(request.client, request.base, self.first(request.client))
         if message.kind in ("personal", "keep"):
             passes = self.training.method.finetune_passes
@@ -110,7 +110,7 @@ class Session:
             if message.kind == "keep":
                 states.keep(request.client, state)
                 return ClientReply(request.client), None
-            return self._evaluated(request.client, state), None
+            return self._evaluated(message, request.client, state), None
         training = self.training
         passes = training.local.passes
         rounds = range(message.round, message.round + 1)
@@ -128,8 +128,8 @@ class Session:
         states.write(request.client, request.base, request.best, message.round, update.private)
         return ClientReply(request.client, loss=update.loss), update.packed
 
-    def _evaluated(self, client: int, state: Params) -> ClientReply:
-        result = self.evaluation.scored(client, state)
+    def _evaluated(self, message: RoundRequest, client: int, state: Params) -> ClientReply:
+        result = self.evaluation.scored(client, state, message.round)
         validation, test = result.sums.tolist()
         sums = (tuple(validation), tuple(test))
         return ClientReply(client, sums=sums, metrics=result.metrics)

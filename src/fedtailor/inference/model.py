@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,17 @@ from ..data import Data
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError, listed
-from ..objectives.objective import LogitsOf, Words
+from ..objectives.objective import Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import TrainedMethod, Which, open_trained
 from ..store.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
+from ..task.writing import Spoken, window_of, write
 from .examples import inputs_of, picture_examples, text_examples
-from .generation import generate
 from .module import LogitsModule
+
+_MOST = 1_000_000  # tokens of a prompt, where the model says no number
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,13 @@ class PersonalModel:
         with torch.no_grad():
             return self.trained.method.predict(task, self.state, to_device(batch, task.device))
 
-    def predict(self, inputs: Any, *, max_new_tokens: int = 32) -> list[Any]:
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        max_new_tokens: int = 32,
+        say: Callable[[str], object] | None = None,
+    ) -> list[Any]:
         """Predict each of some inputs; the results are in the order of the inputs.
 
         The inputs go through the model in batches of ``evaluate.batch_size``, the shortest texts
@@ -82,6 +90,7 @@ class PersonalModel:
             inputs: texts, pairs of texts or lists of words; or pictures as paths, a folder, PIL's
                 images or arrays ``[n, C, H, W]``.
             max_new_tokens: of a language model's text.
+            say: gets the pieces of a text as they are written, if the model writes texts.
 
         Returns:
             A `Prediction` for each input; from a causal language model the text (str) that goes on
@@ -93,25 +102,27 @@ class PersonalModel:
         inputs = inputs if isinstance(inputs, Tokens | Images | Dataset) else inputs_of(inputs)
         examples = self.examples(inputs)
         say_cut(self.trained, [examples])
-        return self.predict_examples(examples, inputs, max_new_tokens)
+        return self.predict_examples(examples, inputs, max_new_tokens, say)
 
     def predict_examples(
-        self, examples: Tokens | Images, inputs: Sequence[Any], max_new_tokens: int
+        self,
+        examples: Tokens | Images,
+        inputs: Sequence[Any],
+        max_new_tokens: int,
+        say: Callable[[str], object] | None = None,
     ) -> list[Any]:
         """The same of `examples`, which are these ``inputs``."""
         backbone = self.trained.task.backbone
         objective = self.trained.objective_of(self.client)
-        if isinstance(examples, Tokens) and objective.generates:
-            return self._texts(examples, max_new_tokens)
+        if isinstance(examples, Tokens) and objective.writes:
+            return self._texts(examples, max_new_tokens, say)
         size = self.trained.experiment.evaluate.batch_size
         max_length = self.trained.experiment.data.max_length
         words = Words(self.classes, backbone.tokenizer, max_length)
-        longest = getattr(backbone.prepare, "max_length", None) or max_new_tokens
-        logits_of = LogitsOf(self.logits, backbone.ends, min(max_new_tokens, longest))
         answers: list[Any] = [None] * len(examples)
         for rows in by_length(examples.lengths(np.arange(len(examples))), size):
             batch = examples.batch(rows)
-            found = objective.predictions(self.logits(batch), batch, logits_of).cpu().numpy()
+            found = objective.predictions(self.logits(batch), batch).cpu().numpy()
             some = [inputs[row] for row in rows] if isinstance(inputs, list) else ()
             for row, answer in zip(rows, objective.answers(found, some, words), strict=True):
                 answers[row] = answer
@@ -122,21 +133,20 @@ class PersonalModel:
         where the model reads inputs of another kind, or one of them can't be read."""
         return examples_of(self.trained, inputs)
 
-    def _texts(self, prompts: Tokens, max_new_tokens: int) -> list[str]:
-        backbone = self.trained.task.backbone
-        if backbone.tokenizer is None:
+    def _texts(self, prompts: Tokens, most: int, say: Callable[[str], object] | None) -> list[str]:
+        task, method = self.trained.task, self.trained.method
+        tokenizer = task.backbone.tokenizer
+        if tokenizer is None:
             raise InputError("this language model has no tokenizer, so it can't generate text")
-        longest = getattr(backbone.prepare, "max_length", None)
-        size = self.trained.experiment.evaluate.batch_size
+        size = self.trained.experiment.evaluate.batch_size if say is None else 1
+        logits, keeps = partial(method.predict, task, self.state), method.keeps_keys
         texts = [""] * len(prompts)
         for rows in by_length(prompts.lengths(np.arange(len(prompts))), size):
-            ids = [
-                prompts.values[prompts.offsets[row] : prompts.offsets[row + 1]].tolist()
-                for row in rows
-            ]
-            new = generate(self.logits, ids, max_new_tokens, backbone.ends, longest)
+            ids = [prompts[row].tolist() for row in rows]
+            said = None if say is None else Spoken(tokenizer, say)
+            new = write(task, logits, ids, most, keeps=keeps, said=said)
             for row, tokens in zip(rows, new, strict=True):
-                texts[row] = backbone.tokenizer.decode(tokens, skip_special_tokens=True)
+                texts[row] = tokenizer.decode(tokens, skip_special_tokens=True)
         return texts
 
 
@@ -201,10 +211,17 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
         return picture_examples(inputs, data["picture"])
     max_length = trained.experiment.data.max_length
     backbone = trained.task.backbone
-    are_pairs = bool(data.get("pair"))
+    are_pairs, goes_on = bool(data.get("pair")), backbone.objective.generates
+    if goes_on:
+        max_length = (window_of(trained.task) or _MOST) - 1
     examples = text_examples(
         inputs, backbone.tokenizer, max_length, backbone.objective, are_pairs=are_pairs
     )
+    if goes_on and examples.cut is not None and len(examples.cut):
+        raise InputError(
+            f"input {examples.cut[0] + 1} has more than {max_length} tokens, and this model reads "
+            f"{max_length + 1} with what it writes; give it a shorter one"
+        )
     check_ids(examples, backbone)
     return examples
 

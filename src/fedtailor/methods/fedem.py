@@ -54,6 +54,7 @@ class FedEM(FineTuning):
 
     name: ClassVar[str] = "fedem"
     family: ClassVar[str] = "mixture"
+    by_token: ClassVar[bool] = True
     needs_only_mean: ClassVar[bool] = True
 
     components: Annotated[int, Gt(0), Le(1000)] = 3

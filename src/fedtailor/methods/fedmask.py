@@ -101,6 +101,7 @@ class FedMask(Method):
 
     name: ClassVar[str] = "fedmask"
     family: ClassVar[str] = "sparse"
+    by_token: ClassVar[bool] = True
 
     layers: tuple[str, ...] = ()  # patterns of module paths to mask; (): the last two
     sparsity: Annotated[float, Ge(0), Lt(1)] = 0.2  # of the one-shot pruning

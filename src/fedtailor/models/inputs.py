@@ -33,7 +33,9 @@ _HIDDEN = -1e9  # finite also in bfloat16: a row with nothing to attend to stays
 
 @dataclass(frozen=True)
 class TextInputs:
-    """The inputs of a text model: token ids, the mask, positions. Padding is on the right.
+    """The inputs of a text model: token ids, the mask, positions. Padding is on the right, or of
+    texts that a model goes on from on the left. A mask that is longer than the ids begins with
+    tokens that were read before.
 
     A model type that is in neither ``ENCODERS`` nor ``DECODERS`` gets transformers' own
     two-dimensional mask; whether it runs under vmap depends on its code.
@@ -82,10 +84,11 @@ class TextInputs:
         inputs: dict[str, Any] = {"input_ids": ids}
         if self.pooled:
             inputs["real"] = real
-        seen = F.pad(real[:, 1:], (1, 0), value=1.0)  # an empty text's mean over none is undefined
+        is_empty = real.sum(1, keepdim=True) == 0  # a mean over none is undefined
+        seen = torch.cat([torch.where(is_empty, 1.0, real[:, :1]), real[:, 1:]], 1)
         if self.model_type in DECODERS:
             inputs["position_ids"] = torch.arange(length, device=ids.device)[None]
-            inputs["attention_mask"] = self._causal(seen)
+            inputs["attention_mask"] = self._causal(seen, ids.shape[1])
         elif self.model_type in ENCODERS | _TWO_PARTS:
             inputs["attention_mask"] = (1.0 - seen[:, None, None].float()) * _HIDDEN
         else:
@@ -93,7 +96,9 @@ class TextInputs:
         if self.start is not None:
             inputs["decoder_input_ids"] = written
         if self.model_type in _TWO_PARTS:
-            inputs["decoder_attention_mask"] = self._causal(torch.ones_like(written))
+            inputs["decoder_attention_mask"] = self._causal(
+                torch.ones_like(written), written.shape[1]
+            )
         if self.model_type in _OFFSET:
             count = real.long()
             inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx
@@ -110,9 +115,15 @@ class TextInputs:
             return first
         return torch.cat([first, batch["labels"][:, :-1].clamp(min=0)], 1)
 
-    def _causal(self, real: Tensor) -> Tensor | dict[str, Tensor]:
+    @property
+    def masks(self) -> bool:
+        """Whether the masks of a decoder are made here."""
+        return self.model_type in DECODERS | _TWO_PARTS
+
+    def _causal(self, real: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+        """What the last so many tokens see."""
         positions = torch.arange(real.shape[1], device=real.device)
-        distance = positions[:, None] - positions
+        distance = positions[-length:, None] - positions
         visible = (distance >= 0).float() * real[:, None, None].float()  # [b, 1, L, L]
         full = (1.0 - visible) * _HIDDEN
         if self.window is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .encoding import Example, encodings, filler, with_end
 from .objective import IGNORED
-from .vocabulary import VocabularyObjective
+from .writing import Ids, Writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,11 +69,10 @@ class Exported(ABC):
         """Return the tokens of texts."""
 
 
-class CausalLM(VocabularyObjective):
+class CausalLM(Writing):
     """The texts are inputs and targets; the end of a text is one of its tokens."""
 
     name = "causal-lm"
-    per_token = True
     generates = True
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForCausalLM"}
     peft_task = "CAUSAL_LM"
@@ -117,9 +116,7 @@ class CausalLM(VocabularyObjective):
         real = batch["attention_mask"][:, 1:].bool()
         return F.pad(batch["input_ids"][:, 1:].where(real, IGNORED), (0, 1), value=IGNORED)
 
-    def columns(self, answer: str) -> dict[str, Any]:
-        """Return the text."""
-        return {"text": answer}
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"text"}
+    def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:
+        """Return the first half of a text, and the rest."""
+        half = (len(ids) + 1) // 2
+        return ids[:half], ids[half:]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed, spelt
 from .cells import Cells, is_blank, trimmed, whole
-from .objective import LogitsOf, MetricFunction, Objective, Scores, Targets, Words
+from .objective import MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,9 +183,7 @@ class Classification(Objective):
         hits = (logits.argmax(-1) == labels) & ~loss.isnan()
         return Scores(loss, hits.float(), torch.ones_like(loss))
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the probability of each class, float64 ``[b, classes]``."""
         return logits.double().softmax(-1)
 

@@ -14,6 +14,7 @@ from .causal_lm import CausalLM
 from .cells import parsed
 from .encoding import Example
 from .objective import IGNORED, Roles
+from .writing import Ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +147,13 @@ class Instruct(CausalLM):
         from torch.nn import functional as F
 
         return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+
+    def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:
+        """Return a conversation up to the last answer, and that answer."""
+        learned = np.array(targets) != IGNORED
+        end = int(np.flatnonzero(learned)[-1]) + 1
+        start = end - int(np.append(learned[:end][::-1], False).argmin())
+        return ids[:start], ids[start:end]
 
     def described(self) -> dict[str, Any]:
         return {"chat": True}

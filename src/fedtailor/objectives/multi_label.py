@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
 from .classification import numbered, with_several
-from .objective import LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .objective import MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,9 +184,7 @@ class MultiLabel(Objective):
         hits = ((logits > 0) == (targets > 0)).all(-1) & ~loss.isnan()
         return Scores(loss, hits.float(), torch.ones_like(loss))
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the probability of each label, float64 ``[b, labels]``."""
         return logits.double().sigmoid()
 

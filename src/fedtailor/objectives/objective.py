@@ -86,19 +86,6 @@ Roles = dict[str, str | tuple[str, ...]]
 """Columns by what they are in ``[data]``: ``text``, ``text_pair``, ``label``."""
 
 
-@dataclass(frozen=True)
-class LogitsOf:
-    """Computes the logits of a batch. ``ends`` are the tokens after which a text ends, and ``most``
-    is how many tokens a model writes."""
-
-    function: Callable[[dict[str, Tensor]], Tensor]
-    ends: Collection[int] = ()
-    most: int = 0
-
-    def __call__(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.function(batch)
-
-
 class Objective(ABC):
     """A kind of task. One object serves all data sets and models, but where `scaled`."""
 
@@ -262,16 +249,13 @@ class Objective(ABC):
             batch: the inputs and targets.
         """
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return what metrics and answers are computed from, float64 ``[b, ...]``; by default the
         outputs. Rows of several batches are padded with zeros to one width.
 
         Args:
             logits: of the batch.
             batch: its inputs; the targets, where they are known.
-            logits_of: computes the logits of another batch.
         """
         return logits.double()
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, is_blank, parsed
 from .encoding import Example, filler
-from .objective import IGNORED, LogitsOf, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
 from .text_metrics import exact_match, span_f1
 
 if TYPE_CHECKING:
@@ -263,9 +263,7 @@ class QuestionAnswering(Objective):
         loss = flat.view(targets.shape).mean(2).sum(1)
         return Scores(loss, loss.new_zeros(loss.shape), self.counts(batch))
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the best spans, ``Exported.candidates``."""
         return Exported.candidates(*_by_window(logits, batch["attention_mask"]))
 

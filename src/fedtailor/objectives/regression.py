@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, is_blank
-from .objective import LogitsOf, MetricFunction, Objective, Scores, Targets, Words
+from .objective import MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,9 +147,7 @@ class Regression(Objective):
             loss = F.huber_loss(logits[:, 0], targets, reduction="none", delta=delta)
         return Scores(loss, torch.zeros_like(loss), torch.ones_like(loss))
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers, float64 ``[b, 1]``."""
         return self.mean + self.deviation * logits.double()
 

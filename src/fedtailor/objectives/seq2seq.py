@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, is_blank
 from .encoding import Example, encodings, whole_texts, with_end
-from .greedy import greedy
-from .objective import IGNORED, LogitsOf, MetricFunction, Roles, Targets, Words
-from .text_metrics import exact_match, rouge1, rouge2, rouge_l, rouge_scorer
-from .vocabulary import VocabularyObjective
+from .objective import Roles, Targets
+from .writing import Ids, Writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +62,7 @@ class Exported(ABC):
         """Return the tokens of texts."""
 
 
-class Seq2Seq(VocabularyObjective):
+class Seq2Seq(Writing):
     """Texts are inputs, and other texts are the targets; the end of a target is one of its tokens.
 
     The decoder reads the target's tokens before the one that it predicts.
@@ -73,23 +71,10 @@ class Seq2Seq(VocabularyObjective):
     name = "seq2seq"
     input_names = ("source", "document", "article", "dialogue", "input", "text")
     target_names = ("target", "summary", "highlights", "output")
-    per_token = True
     has_decoder = True
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForSeq2SeqLM"}
-    metrics: ClassVar[Mapping[str, MetricFunction]] = {
-        "rouge1": rouge1,
-        "rouge2": rouge2,
-        "rougeL": rouge_l,
-        "exact_match": exact_match,
-    }
-    shares = frozenset(metrics)
     peft_task = "SEQ_2_SEQ_LM"
     exported = Exported
-
-    def check_metrics(self, names: Collection[str]) -> None:
-        for name in names:
-            if name.startswith("rouge"):
-                rouge_scorer(name)
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of texts; empty cells are unknown.
@@ -144,48 +129,7 @@ class Seq2Seq(VocabularyObjective):
         """Return the targets."""
         return batch["labels"]
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
-        """Return the tokens that the model writes, each plus 1, and then zeros, ``[b, k]``.
-
-        Each token takes a pass through encoder and decoder.
-        """
-        import torch
-
-        ids = batch["input_ids"]
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-
-        def padded(texts: list[list[int]], filler: int) -> Tensor:
-            longest = max(map(len, texts))
-            rows = [[*text, *[filler] * (longest - len(text))] for text in texts]
-            return torch.tensor(rows, device=ids.device).view(len(ids), -1)
-
-        def following(texts: list[list[int]]) -> list[int]:
-            labels = padded([[*text, IGNORED] for text in texts], IGNORED).long()
-            found: list[int] = logits_of({**inputs, "labels": labels})[:, -1].argmax(-1).tolist()
-            return found
-
-        texts = greedy(following, [logits_of.most] * len(ids), logits_of.ends)
-        return padded([[token + 1 for token in text] for text in texts], 0).double()
-
-    def compared(
-        self, targets: Any, predictions: NDArray[np.float64], rows: Sequence[Any], words: Words
-    ) -> tuple[list[list[str]], list[str]]:
-        """Return a list with the right text of each example, and the text that the model writes."""
-        right = [[words.tokenizer.decode(one, skip_special_tokens=True)] for one in targets]
-        return right, self.answers(predictions, (), words)
-
-    def answers(
-        self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
-    ) -> list[str]:
-        """Return the text that the model writes for each example."""
-        texts = [row[row > 0].astype(int) - 1 for row in predictions]
-        return [words.tokenizer.decode(text, skip_special_tokens=True) for text in texts]
-
-    def columns(self, answer: str) -> dict[str, Any]:
-        """Return the text."""
-        return {"text": answer}
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"text"}
+    def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:
+        """Return the text to read, and the one to write."""
+        assert targets is not None
+        return ids, targets

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ import numpy as np
 from ..errors import InputError
 
 Right = Sequence[Sequence[str]]  # the right answers of each example
+_PACKAGES = {
+    "rouge": ("rouge_score.rouge_scorer", "rouge-score"),
+    "chrf": ("sacrebleu", "sacrebleu"),
+}
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -75,19 +80,44 @@ def rouge_l(targets: Right, predictions: Sequence[str]) -> float:
     return _rouge("rougeL", targets, predictions)
 
 
+def chrf(targets: Right, predictions: Sequence[str]) -> float:
+    """chrF: the mean F-score of the characters' n-grams, where recall counts twice, of the right
+    answer that is closest (Popovic, WMT 2015); from 0 to 1."""
+    score = _loaded("chrf").sentence_chrf
+    pairs = zip(targets, predictions, strict=True)
+    return float(np.mean([score(said, list(right)).score / 100 for right, said in pairs]))
+
+
+WRITTEN = {
+    "rouge1": rouge1,
+    "rouge2": rouge2,
+    "rougeL": rouge_l,
+    "exact_match": exact_match,
+    "chrf": chrf,
+}
+"""Metrics of texts that models write."""
+
+
+def check_packages(names: Collection[str]) -> None:
+    """Raise InputError if a package is missing that one of these metrics needs."""
+    for name in names:
+        if name.startswith(tuple(_PACKAGES)):
+            _loaded(name)
+
+
 def _rouge(name: str, targets: Right, predictions: Sequence[str]) -> float:
-    scorer = rouge_scorer(name)
+    scorer = _loaded(name).RougeScorer([name], use_stemmer=True)
     pairs = zip(targets, predictions, strict=True)
     return float(np.mean([scorer.score_multi(r, said)[name].fmeasure for r, said in pairs]))
 
 
-def rouge_scorer(name: str) -> Any:
-    """Return rouge-score's scorer of one metric. Raises InputError without that package."""
+def _loaded(name: str) -> Any:
+    """The module that computes a metric."""
+    module, package = next(of for start, of in _PACKAGES.items() if name.startswith(start))
     try:
-        from rouge_score.rouge_scorer import RougeScorer
+        return import_module(module)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"the metric {name!r} needs the package rouge-score; get it with: pip install "
+            f"the metric {name!r} needs the package {package}; get it with: pip install "
             "'fedtailor[rouge]'"
         ) from error
-    return RougeScorer([name], use_stemmer=True)

@@ -18,7 +18,6 @@ from .classification import Classification
 from .encoding import Example, encodings, filler
 from .objective import (
     IGNORED,
-    LogitsOf,
     MetricFunction,
     Objective,
     Roles,
@@ -273,9 +272,7 @@ class TokenClassification(Objective):
         hits = (logits.argmax(-1) == labels) & ~loss.isnan()
         return Scores(loss.sum(1), hits.sum(1), self.counts(batch))
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return each token's most probable tag, counted from 1, float64 ``[b, L]``; 0 for
         padding."""
         tags = 1 + logits.argmax(-1).double()

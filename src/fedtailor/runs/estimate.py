@@ -23,6 +23,7 @@ from ..method import FineTuning, Method
 from ..store.committed import read_commit
 from ..store.format import has_commit, trial_folder
 from ..task.backbone import Backbone
+from ..units import si
 from ..user_code import portable
 from .build import Inputs
 from .experiment import Experiment
@@ -89,6 +90,28 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         ],
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
+        texts=_texts(plan, federation),
+    )
+
+
+def _texts(plan: Plan, federation: Federation) -> str:
+    """Say what models write in the evaluations of a method with a seed, at most."""
+    config = plan.evaluate
+    if not config.generate.examples:
+        return ""
+    times = sum(config.writes(number, plan.rounds) for number in range(1, plan.rounds + 1))
+    clients = plan.evaluated_and_novel(federation)
+    answers = sum(
+        min(config.generate.examples, federation.num_rows(client, split))
+        for client in clients
+        for split in SPLITS
+    )
+    models = 2 if config.global_model else 1
+    most = times * models * answers * config.generate.tokens
+    return (
+        f"{answers:,} answers for {len(clients):,} clients, of at most {config.generate.tokens} "
+        f"tokens, by {'own and global models' if models > 1 else 'own models'}, after {times} of "
+        f"{plan.rounds} rounds: at most {si(most)} tokens for each method and seed"
     )
 
 

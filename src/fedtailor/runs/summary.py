@@ -80,6 +80,7 @@ class StartSummary:
     hints: Sequence[str]
     memory_mb: float
     processes: int  # that may train at the same time, each with memory of its own
+    texts: str = ""  # what models write in evaluations
 
     @property
     def seconds(self) -> float:
@@ -143,6 +144,8 @@ class StartSummary:
             f"test {_sizes(self.test)}"
         )
         yield f"          {self.cohort:,} train in a round; {self.evaluated:,} are evaluated"
+        if self.texts:
+            yield f"texts     {self.texts}"
         yield f"model     {self.model}, {self.parameters:,} parameters"
         yield f"executor  {self.executor}, on {self.device}"
         if self.methods:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -113,6 +113,7 @@ class Task:
         if checkpointing:
             checkpoint_blocks(self.backbone, self.model, self._step)
         self.prefix: Prefix | None = None  # `features` finds it
+        self._memory: Any = None  # in `remembering`
 
     def in_head(self, name: str) -> bool:
         """Say whether the tensor ``name`` of the state belongs to the task head."""
@@ -220,7 +221,11 @@ class Task:
             start = self.prefix.starting_from(batch.get(_FEATURES))
         with start, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
             inputs = self.inputs(batch)
+            if self._memory is not None:
+                inputs = self._memory.inputs(inputs, batch)
             output = functional_call(self.model, state, (), inputs, tie_weights=self._tied)
+        if self._memory is not None:
+            self._memory.keep(output)
         return self.backbone.logits(output)
 
     def parts(self, batch: Batch, rows: int | None) -> Iterator[tuple[Batch, Tensor | float]]:
@@ -240,6 +245,17 @@ class Task:
             part = {name: value[some] for name, value in batch.items()}
             with self._step.on_part(first, len(shares[some])):
                 yield part, shares[some].sum()
+
+    @contextmanager
+    def remembering(self, memory: Any) -> Iterator[None]:
+        """Let the forward passes of a prediction go on from what they have read before, which a
+        `writing.Memory` has. The mask of their batch has all tokens, its ids only the new ones."""
+        memory.begin()
+        self._memory = memory
+        try:
+            yield
+        finally:
+            self._memory = None
 
     def loss(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged

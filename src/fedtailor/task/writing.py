@@ -1,0 +1,210 @@
+"""Texts that a model writes: the most probable token, one after the other.
+
+A model of transformers keeps the keys and values of the tokens that it has read (`Memory`), so that
+a new token takes a pass through that token alone. Any other reads the whole text anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..objectives.objective import IGNORED
+from ..params import Batch
+from .task import Task
+
+Ids = Sequence[int]
+Said = Callable[[int, int], None]  # is told the row and the token that it has got
+_CACHE = ("cache", "past_key_values")  # what versions of transformers call it
+_Following = Callable[
+    [list[list[int]]], list[int]
+]  # from the tokens so far to the next of each row
+
+
+class Memory:
+    """What a model keeps of the tokens that it has read, for each of the forward passes that a
+    prediction takes."""
+
+    def __init__(self, task: Task) -> None:
+        self._model: Any = task.model
+        self._arguments = inspect.signature(self._model.forward).parameters
+        self._name = next(name for name in _CACHE if name in self._arguments)
+        self._by_window = not getattr(task.backbone.prepare, "masks", False)
+        self._caches: list[Any] = []
+        self._encoded: list[Tensor] = []
+        self._pass = 0
+
+    def begin(self) -> None:
+        """Begin a prediction."""
+        self._pass = 0
+
+    def inputs(self, inputs: dict[str, Any], batch: Batch) -> dict[str, Any]:
+        """Return the arguments of the next forward pass, of those that `Task.inputs` gives: what
+        follows the tokens that were read in this pass before."""
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        at, is_first = self._pass, self._pass == len(self._caches)
+        has_decoder = "decoder_input_ids" in inputs
+        if is_first:
+            # where masks are ours, keys beyond a window are hidden, not dropped
+            config = self._model.config if self._by_window else None
+            cache: Any = DynamicCache(config=config)
+            cache = EncoderDecoderCache(cache, DynamicCache()) if has_decoder else cache
+            self._caches.append(cache)
+        elif has_decoder:
+            del inputs["input_ids"]
+            inputs["encoder_outputs"] = (self._encoded[at],)
+            inputs["decoder_input_ids"] = inputs["decoder_input_ids"][:, -1:]
+            if "decoder_attention_mask" in inputs:
+                inputs["decoder_attention_mask"] = inputs["decoder_attention_mask"][:, :, -1:]
+        if not has_decoder and "position_ids" in self._arguments:
+            positions = batch["attention_mask"].long().cumsum(1) - 1
+            inputs["position_ids"] = positions.clamp(min=0)[:, -batch["input_ids"].shape[1] :]
+        if "logits_to_keep" in self._arguments:
+            inputs["logits_to_keep"] = 1
+        return {**inputs, self._name: self._caches[at], "use_cache": True}
+
+    def keep(self, output: Any) -> None:
+        """Note what the pass has returned."""
+        encoded = getattr(output, "encoder_last_hidden_state", None)
+        if encoded is not None and self._pass == len(self._encoded):
+            self._encoded.append(encoded)
+        self._pass += 1
+
+
+class Spoken:
+    """Turns the tokens of a text into pieces of it, as they come; ``say`` gets each."""
+
+    def __init__(self, tokenizer: Any, say: Callable[[str], object]) -> None:
+        self._tokenizer, self._say = tokenizer, say
+        self._ids: list[int] = []
+        self._said = 0
+
+    def __call__(self, row: int, token: int) -> None:
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character
+            self._say(text[self._said :])
+            self._said = len(text)
+
+
+def remembers(task: Task) -> bool:
+    """Say whether the model can keep keys and values."""
+    takes = inspect.signature(task.model.forward).parameters.keys() & {*_CACHE}
+    return bool(takes) and hasattr(task.backbone.prepare, "masks")
+
+
+def window_of(task: Task) -> int | None:
+    """Return how many tokens the model reads at most; None: any number, or unknown."""
+    prepare, config = task.backbone.prepare, getattr(task.backbone.model, "config", None)
+    most = getattr(prepare, "max_length", None) or getattr(config, "max_position_embeddings", None)
+    return most if isinstance(most, int) else None
+
+
+def write(
+    task: Task,
+    logits: Callable[[Batch], Tensor],
+    prompts: Sequence[Ids],
+    most: int,
+    *,
+    keeps: bool = True,
+    said: Said | None = None,
+) -> list[list[int]]:
+    """Return the tokens that follow each prompt of a batch, or that are written from it, without
+    those that end a text.
+
+    Args:
+        task: the model.
+        logits: from a batch to ``[b, L, vocabulary]``, by `Task.logits`.
+        prompts: token ids, one or more each.
+        most: how many tokens are written at most. A text is no longer than the model's window.
+        keeps: whether the model may keep keys and values: ``logits`` looks at nothing but the
+            outputs of the model.
+        said: is told of each token at once.
+    """
+    window, has_decoder = window_of(task), task.backbone.objective.has_decoder
+    read = [0 if has_decoder else len(prompt) for prompt in prompts]
+    room = [most if window is None else min(most, window - count) for count in read]
+    texts: list[list[int]] = [[] for _ in prompts]
+    is_open = [count > 0 for count in room]
+    memory = Memory(task) if keeps and remembers(task) else None
+
+    def logits_of(batch: Batch) -> Tensor:
+        batch = {name: value.to(task.device) for name, value in batch.items()}
+        with nullcontext() if memory is None else task.remembering(memory):
+            return logits(batch)
+
+    make = _translated if has_decoder else _anew if memory is None else _continued
+    following = make(logits_of, prompts)
+    with torch.no_grad():
+        while any(is_open):
+            for row, token in enumerate(following(texts)):
+                if is_open[row] and token not in task.backbone.ends:
+                    texts[row].append(token)
+                    is_open[row] = len(texts[row]) < room[row]
+                    if said is not None:
+                        said(row, token)
+                else:
+                    is_open[row] = False
+    return texts
+
+
+def _continued(logits: Callable[[Batch], Tensor], prompts: Sequence[Ids]) -> _Following:
+    """By the last tokens alone, after the first pass. Prompts end together: they are padded on the
+    left."""
+    length = max(map(len, prompts))
+    ids = torch.tensor([[*[0] * (length - len(prompt)), *prompt] for prompt in prompts])
+    real = torch.tensor(
+        [[length - at <= len(prompt) for at in range(length)] for prompt in prompts]
+    )
+    seen, following = real.float(), list[int]()
+
+    def after(texts: list[list[int]]) -> list[int]:
+        nonlocal seen, following
+        new = ids
+        if following:
+            new = torch.tensor(following)[:, None]
+            seen = torch.cat([seen, torch.ones(len(prompts), 1)], 1)
+        found = logits({"input_ids": new, "attention_mask": seen})
+        following = found[:, -1].argmax(-1).tolist()
+        return following
+
+    return after
+
+
+def _anew(logits: Callable[[Batch], Tensor], prompts: Sequence[Ids]) -> _Following:
+    """By the whole text."""
+
+    def after(texts: list[list[int]]) -> list[int]:
+        whole = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+        found = logits(_padded(whole))
+        return [int(found[row, len(text) - 1].argmax()) for row, text in enumerate(whole)]
+
+    return after
+
+
+def _translated(logits: Callable[[Batch], Tensor], prompts: Sequence[Ids]) -> _Following:
+    """By an encoder of the prompt, and a decoder of the tokens so far."""
+    inputs = _padded(prompts)
+
+    def after(texts: list[list[int]]) -> list[int]:
+        length = 1 + max(map(len, texts))
+        labels = [[*text, *[IGNORED] * (length - len(text))] for text in texts]
+        following: list[int] = (
+            logits({**inputs, "labels": torch.tensor(labels)})[:, -1].argmax(-1).tolist()
+        )
+        return following
+
+    return after
+
+
+def _padded(texts: Sequence[Ids]) -> Batch:
+    length = max(map(len, texts))
+    ids = torch.tensor([[*text, *[0] * (length - len(text))] for text in texts])
+    real = torch.tensor([[at < len(text) for at in range(length)] for text in texts])
+    return {"input_ids": ids, "attention_mask": real.float()}
