@@ -97,11 +97,17 @@ class LocalConfig:
     steps: Few | None = None  # instead of epochs
     # a step computes so many examples at a time; None: all of its batch
     micro_batch: Few | None = None
+    pack: bool = False  # of language models: several examples of a batch share a row of tokens
     # "balanced": in the training loss each of a client's classes counts as much as another
     class_weights: Literal["balanced"] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse parts of a batch that are no smaller than it."""
+        """Refuse parts of a batch that are no smaller than it, and to pack single examples."""
+        if self.pack and 1 in (self.batch_size, self.micro_batch):
+            raise InputError(
+                "local.pack = true has no effect on one example at a time; give a larger "
+                "local.batch_size and local.micro_batch, or leave it out"
+            )
         if self.micro_batch is not None and self.micro_batch >= self.batch_size:
             raise InputError(
                 f"local.micro_batch = {self.micro_batch} has no effect on batches of "

@@ -9,6 +9,7 @@ import torch
 from ..data.federation import Federation
 from ..errors import InputError
 from ..method import Method
+from ..objectives import OBJECTIVES
 from ..task.task import Task
 from .config import Plan
 from .executors.processes import check_processes
@@ -131,6 +132,12 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
         raise InputError(
             f"local.micro_batch = {plan.local.micro_batch}: a step of {method.name} needs its "
             "whole batch; leave local.micro_batch out"
+        )
+    if plan.local.pack and not objective.packs:
+        able = ", ".join(name for name, one in OBJECTIVES.items() if one.packs)
+        raise InputError(
+            f"local.pack = true: examples of the task {objective.name!r} can't share a row of "
+            f"tokens; tasks that can: {able}"
         )
     if plan.engine.checkpointing and not method.takes_checkpointing:
         raise InputError(

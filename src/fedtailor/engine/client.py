@@ -19,8 +19,9 @@ from ..data.config import LocalConfig
 from ..data.federation import Federation
 from ..method import Method
 from ..optim import ClientContext
-from ..params import Batch, Params, aligned, not_finite, split, to_device
+from ..params import PACKED, Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
+from ..task.packing import places
 from ..task.task import Task
 from ..uploads.attacks import AttackConfig, flipped
 from ..uploads.chain import Chain
@@ -81,7 +82,10 @@ class _Clients(ClientWork, ABC):
                 purpose=request.purpose,
                 passes=request.passes,
             )
-            batches = [to_device(batch, task.device) for batch in islice(drawn, request.steps)]
+            batches = [
+                to_device(self._packed(batch), task.device)
+                for batch in islice(drawn, request.steps)
+            ]
         key = random.key(self.federation.seed, request.round, request.client, request.purpose)
         return ClientInputs(
             aligned(received),
@@ -98,6 +102,13 @@ class _Clients(ClientWork, ABC):
             time.perf_counter() - start,
             time.process_time() - cpu_start,
         )
+
+    def _packed(self, batch: Batch) -> Batch:
+        """A batch that says which of its examples share a row, if they are to."""
+        if not self.local.pack:
+            return batch
+        lengths = batch["attention_mask"].sum(1).long().numpy()
+        return {**batch, PACKED: places(lengths, self.local.micro_batch)}
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,11 @@ class TextInputs:
             inputs["real"] = real
         is_empty = real.sum(1, keepdim=True) == 0  # a mean over none is undefined
         seen = torch.cat([torch.where(is_empty, 1.0, real[:, :1]), real[:, 1:]], 1)
-        if self.model_type in DECODERS:
+        segments = batch.get("segments")
+        if segments is not None:  # several texts in a row
+            inputs["position_ids"] = batch["position_ids"]
+            inputs["attention_mask"] = self._causal(real, length, segments)
+        elif self.model_type in DECODERS:
             inputs["position_ids"] = torch.arange(length, device=ids.device)[None]
             inputs["attention_mask"] = self._causal(seen, ids.shape[1])
         elif self.model_type in ENCODERS | _TWO_PARTS:
@@ -120,11 +124,15 @@ class TextInputs:
         """Whether the masks of a decoder are made here."""
         return self.model_type in DECODERS | _TWO_PARTS
 
-    def _causal(self, real: Tensor, length: int) -> Tensor | dict[str, Tensor]:
-        """What the last so many tokens see."""
+    def _causal(
+        self, real: Tensor, length: int, segments: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """What the last so many tokens see; of several texts in a row, those of their own."""
         positions = torch.arange(real.shape[1], device=real.device)
         distance = positions[-length:, None] - positions
         visible = (distance >= 0).float() * real[:, None, None].float()  # [b, 1, L, L]
+        if segments is not None:
+            visible = visible * (segments[:, None, :, None] == segments[:, None, None]).float()
         full = (1.0 - visible) * _HIDDEN
         if self.window is None:
             return full

@@ -74,6 +74,7 @@ class CausalLM(Writing):
 
     name = "causal-lm"
     generates = True
+    packs = True
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForCausalLM"}
     peft_task = "CAUSAL_LM"
     exported = Exported

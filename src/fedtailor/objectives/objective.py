@@ -103,6 +103,7 @@ class Objective(ABC):
     has_classes: ClassVar[bool] = False  # each row has one of these classes
     per_token: ClassVar[bool] = False  # logits [b, L, outputs]: each token is a prediction
     generates: ClassVar[bool] = False  # an input is a prompt, which the model goes on from
+    packs: ClassVar[bool] = False  # several inputs may share a row of tokens: `task.packing`
     has_decoder: ClassVar[bool] = False  # one part of the model reads, another writes the target
     auto_classes: ClassVar[Mapping[str, str]]  # of transformers, by the modality of the inputs
     metrics: ClassVar[Mapping[str, MetricFunction]] = {}  # what evaluate.metrics may name

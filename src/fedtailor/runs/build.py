@@ -32,6 +32,7 @@ from ..models.source import faults_of_files
 from ..objectives.objective import MetricFunction
 from ..params import Batch
 from ..task.backbone import Backbone, LoRAOptions
+from ..task.packing import check_packing
 from ..task.task import Task
 from ..user_code import FROM_PYTHON, portable
 from .experiment import Experiment
@@ -103,6 +104,8 @@ class Inputs:
             two = self.dataset.batch(np.arange(min(2, len(self.dataset.inputs))))
             two = {name: value.to(task.device) for name, value in two.items()}
             self._check_own_model(task, two)
+            if self.experiment.local.pack:
+                check_packing(partial(task.logits, task.state), two, task.backbone.name)
             method.check_batch(task, two)
             with_least_batch(method, task, self.federations[seed], self.experiment.local.batch_size)
         if unused:

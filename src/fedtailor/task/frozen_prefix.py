@@ -90,8 +90,8 @@ class Prefix:
         hook = self._model.get_submodule(boundary).register_forward_pre_hook(self._at_boundary)
         self._undo.append(hook.remove)
         for module in map(self._model.get_submodule, skipped):
-            self._undo.append(functools.partial(setattr, module, "forward", module.forward))
             module.forward = functools.partial(self._run_or_skip, module.forward)
+            self._undo.append(functools.partial(delattr, module, "forward"))
 
     def _run_or_skip(
         self, forward: Callable[..., Any], x: Tensor, *arguments: Any, **options: Any

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import random
-from ..objectives.objective import LEAST, Scores
+from ..objectives.objective import IGNORED, LEAST, Scores
 from ..objectives.vocabulary import VocabularyObjective, token_scores
-from ..params import CACHED, EXAMPLE_WEIGHT, Batch, Params, strip_prefix
+from ..params import CACHED, EXAMPLE_WEIGHT, PACKED, Batch, Params, strip_prefix
 from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
 from .checkpointing import checkpoint_blocks
 from .fast_pooling import use_fast_max_pool
 from .frozen_prefix import Prefix, find_prefix
+from .packing import Packing
 from .pieces import score_in_pieces
 from .step import StepContext, bind, key_dropout
 
@@ -110,6 +111,7 @@ class Task:
             if name in self.trained or name in self.buffers
         }
         self.model.requires_grad_(False)
+        self._checkpointing = checkpointing
         if checkpointing:
             checkpoint_blocks(self.backbone, self.model, self._step)
         self.prefix: Prefix | None = None  # `features` finds it
@@ -189,8 +191,11 @@ class Task:
         A batch that has them as ``cached.features`` doesn't go through the frozen layers again.
 
         Returns:
-            ``features`` ``[b, ...]``; empty if no frozen layer runs first, or none can be left out.
+            ``features`` ``[b, ...]``; empty if no frozen layer runs first, or none can be left out,
+            and with checkpointing, which could not run a block from its middle again.
         """
+        if self._checkpointing:
+            return {}
         with torch.no_grad(), self._step.evaluating():
             if self.prefix is None:
                 noisy = {name: _add_noise(name, self.state[name]) for name in sorted(self.trained)}
@@ -208,19 +213,25 @@ class Task:
             return {"features": self.prefix.features(lambda: self._call({}, batch))}
 
     def _call(self, state: Params, batch: Batch) -> Tensor:
-        logits = self._output(state, batch).float()
+        packing = Packing(batch) if PACKED in batch else None
+        logits = self._output(state, batch, packing).float()
+        if packing is not None:
+            logits = packing.unpack(logits)
         ids = batch.get("input_ids")
         if ids is None or ids.dim() < 3:
             return logits
         return logits.reshape(*ids.shape[:2], *logits.shape[1:])
 
-    def _output(self, state: Params, batch: Batch) -> Tensor:
+    def _output(self, state: Params, batch: Batch, packing: Packing | None) -> Tensor:
         state = {name: value for name, value in state.items() if name in self._names}
         start: AbstractContextManager[None] = nullcontext()
         if self.prefix is not None and not self.prefix.contains_any(state):
-            start = self.prefix.starting_from(batch.get(_FEATURES))
+            features = batch.get(_FEATURES)
+            if packing is not None and features is not None:
+                features = packing.pack(features)
+            start = self.prefix.starting_from(features)
         with start, torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16"):
-            inputs = self.inputs(batch)
+            inputs = self.inputs(batch if packing is None else packing.inputs(batch))
             if self._memory is not None:
                 inputs = self._memory.inputs(inputs, batch)
             output = functional_call(self.model, state, (), inputs, tie_weights=self._tied)
@@ -282,11 +293,14 @@ class Task:
         objective = self.backbone.objective
         if self._head is not None and isinstance(objective, VocabularyObjective):
             targets = objective.token_targets(batch)
+            packing = Packing(batch) if PACKED in batch else None
+            scored = targets if packing is None else packing.pack(targets, IGNORED)
             weight = batch.get("weight")
-            self._step.begin(training=True, key=key, weight=weight, targets=targets)
-            found = self._output(reparametrise(state, batch), batch)
+            self._step.begin(training=True, key=key, weight=weight, targets=scored)
+            found = self._output(reparametrise(state, batch), batch, packing)
             buffers = self._step.end()
             if self._head.returned(found):
+                found = found if packing is None else packing.unpack(found)
                 loss, hits = found.unbind(-1)
                 return token_scores(loss, hits, targets), buffers
             self._head = None  # the model changes its layer's outputs: they must be logits
