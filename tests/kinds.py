@@ -45,6 +45,7 @@ T5 = transformers.T5Config(
 MODELS: dict[str, Any] = {  # by kind; the others: ENCODER
     "causal-lm": DECODER,
     "instruct": DECODER,
+    "preference": DECODER,
     "seq2seq": T5,
 }
 _CHAT = (
@@ -71,6 +72,15 @@ def rows(kind: str, number: int = 90) -> tuple[list[Any], list[Any] | None]:
         return [
             [{"role": role, "content": said} for role, said in zip(roles, turn, strict=True)]
             for turn in turns
+        ], None
+    if kind == "preference":  # the longer of two answers
+        return [
+            {
+                "prompt": [{"role": "user", "content": words[0]}],
+                "chosen": [{"role": "assistant", "content": " ".join(words)}],
+                "rejected": [{"role": "assistant", "content": words[-1]}],
+            }
+            for words in split
         ], None
     targets: dict[str, list[Any]] = {
         "classification": ["long" if number > 42 else "short" for number in numbers],

@@ -97,7 +97,7 @@ def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
     assert f"Test {one.selects}{unit}, the best first" in printed
     least = one.selects in {"loss", *one.errors}
     assert f"the one with the {'lowest' if least else 'highest'} mean validation" in printed
-    assert ("accuracy" in printed) == (one.has_hits and not one.writes)
+    assert ("accuracy" in printed) == (one.has_hits and not one.has_perplexity)
     assert "nan" not in printed
     assert one.selects in (folder / "run/report.html").read_text()
 
@@ -149,6 +149,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {  # by use.py, of what pred
     "question-answering": lambda of: of["answer"],
     "seq2seq": lambda of: of["text"],
     "instruct": lambda of: of["text"],
+    "preference": lambda of: of["text"],
     "causal-lm": lambda of: of["text"],
 }
 _USE = """
@@ -183,6 +184,8 @@ def used() -> dict[str, str]:
         inputs, _ = kinds.rows(kind)
         if kind == "instruct":
             inputs = [turns[0]["content"] for turns in inputs]
+        if kind == "preference":
+            inputs = [row["prompt"][0]["content"] for row in inputs]
         one = OBJECTIVES[kind]
         names = [one.input_names[0], *one.second_names[:1]]
         with (folder / "ask.csv").open("w", newline="") as file:
@@ -216,6 +219,7 @@ def test_an_export_says_the_same_without_this_library(
     for one in expected:
         assert one in printed
     one = OBJECTIVES[kind]
-    accuracy = ["accuracy"] if one.has_hits and not one.writes else []
-    heads = ["split", "tokens" if one.writes else "examples", *accuracy, *one.reported, "loss"]
+    accuracy = ["accuracy"] if one.has_hits and not one.has_perplexity else []
+    counted = "tokens" if one.has_perplexity else "examples"
+    heads = ["split", counted, *accuracy, *one.reported, "loss"]
     assert f"| {' | '.join(heads)} |" in (folder / "out/README.md").read_text()

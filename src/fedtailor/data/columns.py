@@ -181,8 +181,9 @@ def joined_inputs(
     check_roles([*filter(None, used[:-1])], [used[-1]] if used[1:] else [], None, "data.")
     if (answered and not used[-1]) or not any(used[-3:-1] or used):
         raise InputError(
-            f"no columns have usual names for the task {objective.name!r}: messages, or prompt and "
-            f"response; name them with data.text and data.label; columns: {', '.join(columns)}"
+            f"no columns have usual names for the task {objective.name!r}: "
+            f"{objective.needed_columns}; name them with data.text and data.label; columns: "
+            f"{', '.join(columns)}"
         )
     return objective.conversations([cells_of(name) if name else None for name in used])
 

@@ -39,6 +39,10 @@ class DataConfig:
     scale: tuple[Annotated[float, Ge(-1e30), Le(1e30)], ...] = ()
     # of numbers to predict: Huber's loss, squared up to so many deviations; None: squared
     huber_delta: Annotated[float, Gt(0), Le(1e6)] | None = None
+    # of preferences: how much a model may differ from the reference, the less the more; None: 0.1
+    beta: Annotated[float, Gt(0), Le(1e6)] | None = None
+    # of preferences: the model before any training, or as it came in a round; None: "base"
+    reference: Literal["base", "received"] | None = None
     # the side in pixels of the squares that pictures are resized to; None: all have one size
     picture_size: Annotated[int, Ge(1), Le(8192)] | None = None
     max_length: Annotated[int, Gt(1), Le(1_000_000)] = 128  # tokens; longer texts are truncated

@@ -41,11 +41,10 @@ class ExampleCache:
         return self._seconds * len(self._usable_rows)
 
     def fits(self, limit_mb: float) -> bool:
-        """Say whether results can be cached: there are some, they have the form described above
-        (rows of several sequences have not),
+        """Say whether results can be cached: there are some, they have the form described above,
         and the results of all rows take at most ``limit_mb`` MB (estimated from a first chunk)."""
         inputs = self._dataset.inputs
-        if isinstance(inputs, Tokens) and (inputs.sizes is not None or not self._by_token()):
+        if isinstance(inputs, Tokens) and inputs.sizes is None and not self._by_token():
             return False
         self._compute_chunk(0)
         results = self._results.values()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _FIRST = 100  # rows by which a table's task is recognised
 _KEPT = (
-    *("task", "classes", "scale", "huber_delta", "picture_size", "max_length"),
+    *("task", "classes", "scale", "huber_delta", "beta", "reference", "picture_size", "max_length"),
     *("limit", "skip", "limit_test"),
 )
 

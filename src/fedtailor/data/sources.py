@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import random
 from ..errors import InputError, brief, listed, unknown
-from ..objectives import DEFAULT, CausalLM, objective_of
+from ..objectives import DEFAULT, OBJECTIVES, CausalLM, objective_of
 from ..objectives.objective import Objective, Targets
 from ..user_code import FROM_PYTHON
 from . import columns as source_columns
@@ -135,11 +135,11 @@ def load_data(
         raise InputError(
             f"data.classes is for labels, and the task {objective.name!r} has none; leave it out"
         )
-    for name in ("scale", "huber_delta"):
-        if getattr(config, name) and not objective.has_scale:
+    for name in {name for one in OBJECTIVES.values() for name in one.settings}:
+        if getattr(config, name) and name not in objective.settings:
             raise InputError(
-                f"data.{name} is for numbers, and the task {objective.name!r} has none; leave it "
-                "out"
+                f"data.{name} is not for the task {objective.name!r}; leave it out, or choose "
+                "another data.task"
             )
     if len(set(config.classes)) < len(config.classes):
         raise InputError(
@@ -195,9 +195,7 @@ def load_data(
             "data.test_split = 'none' to take test rows from each client's own"
         )
     classes = () if targets is None else targets.classes
-    scale = () if targets is None else targets.scale
-    if scale and config.huber_delta:
-        scale = (*scale[:2], config.huber_delta)
+    scale = objective.numbers({n: getattr(config, n) for n in objective.settings}, targets)
     groups = None if groups is None else groups[rows]
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,

@@ -331,7 +331,7 @@ def _common_data(config: DataConfig, fields: dict[str, Any]) -> dict[str, Any]:
             "data.classes is missing: a site may lack some of the classes, but all sites must "
             'number them alike; write for example classes = ["no", "yes"]'
         )
-    if objective.has_scale and not config.scale:
+    if "scale" in objective.settings and not config.scale:
         raise InputError(
             "data.scale is missing: all sites must scale their numbers alike; write their mean and "
             "their deviation, as far as they are known, for example scale = [37.5, 1.2]"

@@ -18,6 +18,7 @@ from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
 from ..method import Method
+from ..objectives.objective import REFERENCE
 from ..optim import ClientContext
 from ..params import PACKED, Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
@@ -86,6 +87,9 @@ class _Clients(ClientWork, ABC):
                 to_device(self._packed(batch), task.device)
                 for batch in islice(drawn, request.steps)
             ]
+        if task.backbone.objective.compares_with_received:
+            state = {**received, **request.private}
+            batches = [self._with_received(state, batch) for batch in batches]
         key = random.key(self.federation.seed, request.round, request.client, request.purpose)
         return ClientInputs(
             aligned(received),
@@ -109,6 +113,12 @@ class _Clients(ClientWork, ABC):
             return batch
         lengths = batch["attention_mask"].sum(1).long().numpy()
         return {**batch, PACKED: places(lengths, self.local.micro_batch)}
+
+    def _with_received(self, state: Params, batch: Batch) -> Batch:
+        """The batch, with the losses of the model that the client begins with as its reference."""
+        with torch.no_grad():
+            logits = self.method.predict(self.task, to_device(state, self.task.device), batch)
+            return {**batch, REFERENCE: self.task.sequence_losses(logits, batch)}
 
 
 @dataclass(frozen=True)

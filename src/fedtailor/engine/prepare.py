@@ -204,7 +204,10 @@ def as_trained(method: Method, task: Task, federation: Federation, plan: Plan) -
         return federation
 
     def compute(batch: Batch) -> Params:
-        return method.precompute(task, to_device(batch, task.device))
+        batch = to_device(batch, task.device)
+        ids = batch.get("input_ids")
+        is_one = ids is None or ids.dim() < 3  # sequence an example
+        return {**(method.precompute(task, batch) if is_one else {}), **task.reference(batch)}
 
     first = int(federation.partition.train.sizes().argmax())  # client 0's may be elsewhere
     if not compute(federation.dataset.batch(federation.partition.train[first][:1])):

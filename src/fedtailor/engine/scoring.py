@@ -117,6 +117,7 @@ class Scoring:
         method, task, trigger = self.method, self.task, self.trigger
         batch = to_device(self.federation.batch(rows), task.device)
         with torch.no_grad():
+            batch = task.with_reference(batch)
             logits = method.predict(task, state, batch)
             result = task.score(logits, batch)
             columns = torch.stack((result.loss, result.correct, result.count), 1).double()

@@ -14,7 +14,7 @@ import torch
 
 from .. import random
 from ..data.federation import Federation
-from ..data.table import Dataset, Images, Tokens
+from ..data.table import Dataset, Images, Ragged, Tokens
 from ..engine.client import client_round
 from ..engine.prepare import first_server, public_batch
 from ..method import Method
@@ -120,7 +120,11 @@ def _in_words(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 def _blank(dataset: Dataset) -> Batch:
     """Two examples like those of ``dataset``, with nothing in them."""
-    inputs: Tokens | Images = Tokens(np.zeros(8, np.int64), np.array([0, 4, 8]))
+    count = dataset.objective.sequences
+    sizes = Ragged(np.full(2 * count, 4 // count), np.array([0, count, 2 * count]))
+    inputs: Tokens | Images = Tokens(
+        np.zeros(8, np.int64), np.array([0, 4, 8]), sizes=None if count == 1 else sizes
+    )
     if dataset.picture is not None:
         inputs = Images(np.zeros((2, *dataset.picture), np.uint8))
     labels = dataset.objective.blank_targets(2, 4, dataset.num_classes)

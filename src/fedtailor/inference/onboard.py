@@ -24,6 +24,7 @@ from ..engine.joining import Candidate, fits_anything, join, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError, brief, listed
+from ..objectives import objective_of
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
@@ -230,9 +231,11 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
             "or a Dataset"
         )
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
+    scaled = "scale" in objective_of(task).settings
     config = replace(
         source.config(ours), task=task, limit=None, skip=0, limit_test=None,
-        classes=tuple(trained.data["classes"]), scale=tuple(trained.data.get("scale", ()))[:2],
+        classes=tuple(trained.data["classes"]),
+        scale=tuple(trained.data["scale"])[:2] if scaled else (),
     )  # fmt: skip
     config = replace(config, client=config.client or _client_column(config, ours.client))
     columns = source.columns or read_columns(config)

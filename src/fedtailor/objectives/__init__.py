@@ -8,6 +8,7 @@ from .classification import Classification
 from .instruct import Instruct
 from .multi_label import MultiLabel
 from .objective import Objective
+from .preference import Preference
 from .question_answering import QuestionAnswering
 from .regression import Regression
 from .seq2seq import Seq2Seq
@@ -23,6 +24,7 @@ OBJECTIVES: dict[str, Objective] = {
         Regression(),
         QuestionAnswering(),
         CausalLM(),
+        Preference(),
         Instruct(),  # before those that read an input and an output
         Seq2Seq(),
     )
@@ -35,6 +37,7 @@ __all__ = [
     "Classification",
     "Instruct",
     "MultiLabel",
+    "Preference",
     "QuestionAnswering",
     "Regression",
     "Seq2Seq",

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _WHOLE = ("messages", "conversations", "conversation")  # usual names of a column of messages
-_PROMPT = ("instruction", "prompt", "question")  # and of the columns of one turn
+PROMPT = ("instruction", "prompt", "question")  # and of the columns of one turn
 _CONTEXT = ("input", "context")
 _ANSWER = ("output", "response", "completion", "answer")
-_SYSTEM = "system"
+SYSTEM = "system"
 
 Turns = list[dict[str, str]]
 """The messages of a conversation, each with its ``role`` and ``content``."""
@@ -49,12 +49,12 @@ class Instruct(CausalLM):
         def usual(name: str | None, names: Sequence[str]) -> str:
             return name or next((one for one in names if one in columns), "")
 
-        is_parts = text in _PROMPT or usual(None, _ANSWER)
+        is_parts = text in PROMPT or usual(None, _ANSWER)
         is_whole = text in (None, *_WHOLE) or not is_parts
         if is_whole and not (second or answer) and (whole := usual(text, _WHOLE)):
             return (whole,)
-        system = usual(None, (_SYSTEM,))
-        prompt, context = usual(text, _PROMPT), usual(second, _CONTEXT)
+        system = usual(None, (SYSTEM,))
+        prompt, context = usual(text, PROMPT), usual(second, _CONTEXT)
         context = "" if context == prompt else context
         return system, prompt, context, usual(answer, _ANSWER)
 
@@ -69,7 +69,7 @@ class Instruct(CausalLM):
         rows = max(len(column) for column in columns if column is not None)
         whole = [[None] * rows if column is None else column for column in columns]
         return [
-            _written(_of_cells(cells, row)) for row, cells in enumerate(zip(*whole, strict=True), 1)
+            _written(of_cells(cells, row)) for row, cells in enumerate(zip(*whole, strict=True), 1)
         ]
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
@@ -135,7 +135,7 @@ class Instruct(CausalLM):
             turns = turns_of(value, row)
             while len(turns) > 1 and turns[-1]["role"] == "assistant":
                 turns.pop()
-            text = _rendered(turns, tokenizer, row, prompt=True)
+            text = rendered(turns, tokenizer, row, prompt=True)
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             yield Example(ids[-max_length:], len(ids) > max_length)
 
@@ -193,11 +193,11 @@ def _written(turns: Turns) -> str:
     return text.encode(errors="replace").decode()  # half a character is none
 
 
-def _of_cells(cells: Sequence[Any], row: int) -> Turns:
-    """The messages of a system prompt, a prompt, its context and an answer. Each may be a list of
-    messages itself."""
+def of_cells(cells: Sequence[Any], row: int) -> Turns:
+    """Return the messages of a system prompt, a prompt, its context and an answer. Each may be a
+    list of messages itself."""
     turns: Turns = []
-    for cell, role in zip(cells, (_SYSTEM, "user", "context", "assistant"), strict=True):
+    for cell, role in zip(cells, (SYSTEM, "user", "context", "assistant"), strict=True):
         text = "" if cell is None or cell != cell else str(cell)
         if isinstance(cell, list | tuple | dict):
             turns += turns_of(cell, row)
@@ -222,12 +222,12 @@ def _tokens(
             turns, tokenizer, row, return_dict=True, return_assistant_tokens_mask=True
         )
         return marked["input_ids"], [bool(one) for one in marked["assistant_masks"]]
-    text = _rendered(turns, tokenizer, row)
+    text = rendered(turns, tokenizer, row)
     spans = []
     for number, turn in enumerate(turns):
         if turn["role"] == "assistant":
-            before = _rendered(turns[:number], tokenizer, row, prompt=True) if number else ""
-            after = _rendered(turns[: number + 1], tokenizer, row)
+            before = rendered(turns[:number], tokenizer, row, prompt=True) if number else ""
+            after = rendered(turns[: number + 1], tokenizer, row)
             if not (text.startswith(after) and after.startswith(before)):
                 raise InputError(
                     "the chat template writes earlier turns otherwise once others follow; give "
@@ -239,9 +239,11 @@ def _tokens(
     return whole.ids, [any(a <= start < b for a, b in spans) for start in starts]
 
 
-def _rendered(
+def rendered(
     turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int, *, prompt: bool = False
 ) -> str:
+    """Return the text of a conversation; of a ``prompt`` with the beginning of an answer. Raises
+    InputError where the chat template refuses it."""
     return str(_applied(turns, tokenizer, row, tokenize=False, add_generation_prompt=prompt))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # a target that stands for none
+REFERENCE = "cached.reference"  # in a batch: what a model `compares` with
 LEAST = 1e-9  # of a sum of weights, which is 0 for padding alone
 MetricFunction = Callable[[Any, Any], float]
 """From the targets of a client's examples and the predictions, as `Objective.compared` gives them,
@@ -111,7 +112,11 @@ class Objective(ABC):
     shares: ClassVar[frozenset[str]] = frozenset()  # metrics that are shown in percent
     reported: ClassVar[tuple[str, ...]] = ()  # metrics that need not be asked for
     has_hits: ClassVar[bool] = True  # a prediction is right or wrong: there is an accuracy
-    has_scale: ClassVar[bool] = False  # the model's outputs are scaled to the targets
+    settings: ClassVar[tuple[str, ...]] = ()  # fields of [data] that only this task has
+    needed_columns: ClassVar[str] = "messages, or prompt and response"  # where it joins columns
+    sequences: ClassVar[int] = 1  # of a row of texts; where it may have more than one, at least
+    # a model's losses of targets are compared with the pretrained model's, [b, S]: `REFERENCE`
+    compares: ClassVar[bool] = False
     selects: ClassVar[str] = "loss"  # the metric that chooses the round, unless an experiment does
     tunes: ClassVar[str | None] = None  # a metric: a number chosen on a client's validation rows
     exported: ClassVar[type]  # its source goes into exports: what a model says there
@@ -125,9 +130,17 @@ class Objective(ABC):
         return hash(type(self))
 
     def scaled(self, scale: Sequence[float]) -> Objective:
-        """Return the objective for targets of that ``scale``: `Targets`' and, if an experiment has
-        it, ``data.huber_delta``; (): unknown."""
+        """Return the objective with the `numbers` of a data set; (): unknown."""
         return self
+
+    def numbers(self, given: Mapping[str, Any], targets: Targets | None) -> tuple[float, ...]:
+        """Return what `scaled` takes.
+
+        Args:
+            given: what an experiment has for its ``settings``; None, or nothing, where it has none.
+            targets: those of the training rows.
+        """
+        return ()
 
     def tuned(self, value: float) -> Objective:
         """Return the objective with a value of what it ``tunes``."""
@@ -153,8 +166,18 @@ class Objective(ABC):
 
     @property
     def writes(self) -> bool:
-        """Whether the model writes texts; its loss has a perplexity."""
+        """Whether the model writes texts."""
         return self.generates or self.has_decoder
+
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether the loss is a mean over tokens."""
+        return self.writes
+
+    @property
+    def compares_with_received(self) -> bool:
+        """Whether in training the `REFERENCE` is the model as a client received it."""
+        return False
 
     @property
     def reads_targets(self) -> bool:

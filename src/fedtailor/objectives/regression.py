@@ -121,8 +121,12 @@ class Regression(Objective):
     takes_pairs = True
     selects = "rmse"
     has_hits = False
-    has_scale = True
+    settings = ("scale", "huber_delta")
     exported = Exported
+
+    def numbers(self, given: Mapping[str, Any], targets: Targets | None) -> tuple[float, ...]:
+        scale, delta = () if targets is None else targets.scale, given["huber_delta"]
+        return (*scale, delta) if scale and delta else scale
 
     def scaled(self, scale: Sequence[float]) -> Regression:
         return Regression(*scale) if scale else self

@@ -26,15 +26,23 @@ class VocabularyObjective(Objective):
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the target tokens, and which of them are
         the most probable ones."""
-        from torch.nn import functional as F
-
         targets = self.token_targets(batch)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED
-        )
-        return token_scores(loss.view(targets.shape), logits.argmax(-1) == targets, targets)
+        return self.token_scores(*token_losses(logits, targets), targets, batch)
+
+    def token_scores(
+        self, loss: Tensor, hits: Tensor, targets: Tensor, batch: Mapping[str, Tensor]
+    ) -> Scores:
+        """Make the scores of examples of what is known of each position, ``[b, L]``: here sums."""
+        counts = (targets != IGNORED).sum(1).to(loss)
+        return Scores(loss.sum(1), (hits * ~loss.isnan()).sum(1), counts)
 
 
-def token_scores(loss: Tensor, hits: Tensor, targets: Tensor) -> Scores:
-    """Sum what is known of each position, ``[b, L]``, to the scores of examples."""
-    return Scores(loss.sum(1), (hits * ~loss.isnan()).sum(1), (targets != IGNORED).sum(1).to(loss))
+def token_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each position's cross-entropy, 0 where nothing is predicted, and whether the target is
+    the most probable token; both of the targets' shape."""
+    from torch.nn import functional as F
+
+    loss = F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=IGNORED
+    )
+    return loss.view(targets.shape), logits.argmax(-1) == targets

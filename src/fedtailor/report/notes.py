@@ -45,6 +45,7 @@ def caption(
     counts = f"{_count(clients, 'client')} and {_count(seeds, 'seed')}"
     shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
+    is_lm = runs[0].objective.has_perplexity
     lines = {
         f"Results of {counts}: each client's own model on the client's own test data.{shown}": True,
         f"round: {selected}.": True,
@@ -55,7 +56,7 @@ def caption(
         "validation: the mean on the clients' validation data, by which the verdict chooses. "
         "Methods are in the order of test results; a star marks the best of each column.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,
-        "loss: nats per token. ppl: the perplexity, exp(mean loss).": runs[0].objective.writes,
+        "loss: nats per token. ppl: the perplexity, exp(mean loss).": is_lm,
         f"novel: {novel} client{'s' * (novel > 1)} that took no part in any round; each fits its "
         "own model for a short time, and shares nothing.": novel,
         "before: the models that the method went on from, on the same examples; where they did "

@@ -22,6 +22,7 @@ from ..engine.prepare import first_server
 from ..engine.private_states import PrivateStates
 from ..errors import InputError, listed, unknown
 from ..method import Method, Server
+from ..objectives import objective_of
 from ..params import to_device
 from ..store.bounds import shown
 from ..store.committed import START_FILE, StartRecord, model_seed
@@ -241,11 +242,12 @@ def _reference(experiment: Experiment, label: str) -> str:
 
 
 def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> None:
+    settings = objective_of(new["task"]).settings
     for key, way_out in (
         ("task", "data.task chooses it"),
         ("modality", "the data must be of one kind"),
         ("classes", "data.classes gives their names, in order"),
-        ("scale", "data.scale and data.huber_delta give it"),
+        ("scale", f"data.{' and data.'.join(settings)} give it"),
     ):
         values = old.get(key, []), new.get(key, [])
         a, b = (list(value) if isinstance(value, tuple) else value for value in values)

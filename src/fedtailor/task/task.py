@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import random
-from ..objectives.objective import IGNORED, LEAST, Scores
-from ..objectives.vocabulary import VocabularyObjective, token_scores
-from ..params import CACHED, EXAMPLE_WEIGHT, PACKED, Batch, Params, strip_prefix
+from ..objectives.objective import IGNORED, LEAST, REFERENCE, Scores
+from ..objectives.vocabulary import VocabularyObjective, token_losses
+from ..params import CACHED, EXAMPLE_WEIGHT, PACKED, Batch, Params, add_prefix, strip_prefix
 from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
 from .checkpointing import checkpoint_blocks
@@ -172,6 +172,25 @@ class Task:
         with torch.no_grad(), self._step.evaluating():
             return self._call({}, batch)
 
+    def reference(self, batch: Batch) -> Params:
+        """Return what the objective ``compares`` a model with, if it does: the pretrained model's
+        loss of each sequence, ``reference`` ``[b, S]``."""
+        if not self.backbone.objective.compares:
+            return {}
+        return {"reference": self.sequence_losses(self.pretrained_logits(batch), batch)}
+
+    def with_reference(self, batch: Batch) -> Batch:
+        """Return the batch with its `reference`, unless it has that."""
+        if REFERENCE in batch:
+            return batch
+        return {**batch, **add_prefix(self.reference(batch), CACHED)}
+
+    def sequence_losses(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the summed loss of the target tokens of each sequence, ``[b, S]``."""
+        objective = self.backbone.objective
+        assert isinstance(objective, VocabularyObjective)
+        return token_losses(logits, objective.token_targets(batch))[0].sum(-1)
+
     def module(self, path: str, state: Params, *inputs: Any) -> Any:
         """Run the submodule at ``path`` on ``inputs`` with the tensors of ``state``."""
         module, tensors = self.model.get_submodule(path), strip_prefix(state, f"{path}.")
@@ -292,6 +311,7 @@ class Task:
         """The scores of a training step, those of tokens in pieces if the model allows it."""
         objective = self.backbone.objective
         if self._head is not None and isinstance(objective, VocabularyObjective):
+            batch = self.with_reference(batch)
             targets = objective.token_targets(batch)
             packing = Packing(batch) if PACKED in batch else None
             scored = targets if packing is None else packing.pack(targets, IGNORED)
@@ -302,7 +322,7 @@ class Task:
             if self._head.returned(found):
                 found = found if packing is None else packing.unpack(found)
                 loss, hits = found.unbind(-1)
-                return token_scores(loss, hits, targets), buffers
+                return objective.token_scores(loss, hits, targets, batch), buffers
             self._head = None  # the model changes its layer's outputs: they must be logits
         logits, buffers = self.step_logits(state, batch, key, reparametrise)
         return self.score(logits, batch), buffers
@@ -319,7 +339,8 @@ class Task:
     def score(self, logits: Tensor, batch: Batch) -> Scores:
         """Compute the loss and the hits of each example, as the backbone's objective does; times
         its weight in a batch that has weights."""
-        scores, weight = self.backbone.objective.score(logits, batch), batch.get(EXAMPLE_WEIGHT)
+        scores = self.backbone.objective.score(logits, self.with_reference(batch))
+        weight = batch.get(EXAMPLE_WEIGHT)
         return scores if weight is None else scores.weighted(weight)
 
 
