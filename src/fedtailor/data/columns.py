@@ -297,7 +297,8 @@ def _find(
     name: str | None,
     usual: Sequence[str],
 ) -> str:
-    without = [repr(kind) for kind, one in OBJECTIVES.items() if not one.reads_targets]
+    free = (one for one in OBJECTIVES.values() if not (one.reads_targets or one.compares))
+    without = [repr(one.name) for one in free]
     hint = f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
     return find_column([*features], name, usual, f"data.{role}", hint)
 
