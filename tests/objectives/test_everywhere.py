@@ -51,7 +51,7 @@ def test_executors_and_a_federation_give_the_numbers_of_one_process(
 ) -> None:
     dataset, backbone = kinds.data(kind), kinds.backbone(kind)
     objective = dataset.objective
-    generate = {"examples": 3, "tokens": 5} if objective.writes else {}
+    generate = {"examples": 3, "tokens": 5} if objective.learns_texts else {}
     chosen = experiment(
         label, _FIELDS.get(label, {}), rounds=2, cohort={"size": 2},
         split={"clients": 3, "scheme": "iid", "max_examples": 10},
@@ -97,7 +97,7 @@ def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
     assert f"Test {one.selects}{unit}, the best first" in printed
     least = one.selects in {"loss", *one.errors}
     assert f"the one with the {'lowest' if least else 'highest'} mean validation" in printed
-    assert ("accuracy" in printed) == (one.has_hits and not one.has_perplexity)
+    assert ("accuracy" in printed) == (one.has_hits and not one.learns_texts)
     assert "nan" not in printed
     assert one.selects in (folder / "run/report.html").read_text()
 
@@ -219,7 +219,7 @@ def test_an_export_says_the_same_without_this_library(
     for one in expected:
         assert one in printed
     one = OBJECTIVES[kind]
-    accuracy = ["accuracy"] if one.has_hits and not one.has_perplexity else []
-    counted = "tokens" if one.has_perplexity else "examples"
+    accuracy = ["accuracy"] if one.has_hits and not one.learns_texts else []
+    counted = "tokens" if one.learns_texts else "examples"
     heads = ["split", counted, *accuracy, *one.reported, "loss"]
     assert f"| {' | '.join(heads)} |" in (folder / "out/README.md").read_text()

@@ -128,7 +128,7 @@ class Evaluator:
         self, shared: Params, clients: Sequence[int], number: int
     ) -> list[tuple[MetricValues, ...]]:
         """The metrics of what the global model writes for each client."""
-        if not self.federation.dataset.objective.writes or not self.scoring.metrics.asked:
+        if not self.federation.dataset.objective.learns_texts or not self.scoring.metrics.asked:
             return []
         if not self.writing.is_due(number):
             return [self.writing.undefined] * len(clients)

@@ -101,11 +101,12 @@ class Metrics:
             raise InputError(f"evaluate.{what} is not for {objective.name}, which has {has}")
         double = [name for name, count in Counter(self.names).items() if count > 1]
         generate = self.config.generate
-        if generate.examples and not objective.writes:
+        if generate.examples and not objective.learns_texts:
             raise InputError(
-                f"evaluate.generate is for models that write texts; data.task = {objective.name!r}"
+                "evaluate.generate is for models that learn to write texts; data.task = "
+                f"{objective.name!r}"
             )
-        if self.config.metrics and objective.writes and not generate.examples:
+        if self.config.metrics and objective.learns_texts and not generate.examples:
             raise InputError(
                 f"evaluate.metrics = {list(self.config.metrics)} are of texts that models write, "
                 "and none are written; set evaluate.generate.examples, such as 8"

@@ -76,7 +76,7 @@ class Scoring:
     @property
     def predicts(self) -> bool:
         """Whether metrics are computed from predictions; those of texts are from `Writing`."""
-        return self.metrics.asked and not self.task.backbone.objective.writes
+        return self.metrics.asked and not self.task.backbone.objective.learns_texts
 
     @property
     def num_sums(self) -> int:

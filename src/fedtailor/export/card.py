@@ -73,7 +73,7 @@ def card(
         joined: what a client keeps that joined afterwards: `Onboarded.kept`; None: any other.
         is_shared: whether all clients have this very model.
     """
-    lm = objective_of(about["task"]).has_perplexity
+    lm = objective_of(about["task"]).learns_texts
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"

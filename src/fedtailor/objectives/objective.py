@@ -170,8 +170,9 @@ class Objective(ABC):
         return self.generates or self.has_decoder
 
     @property
-    def has_perplexity(self) -> bool:
-        """Whether the loss is a mean over tokens."""
+    def learns_texts(self) -> bool:
+        """Whether it learns these texts: the loss is a mean over tokens and has a perplexity, and
+        metrics are of texts that the model writes."""
         return self.writes
 
     @property

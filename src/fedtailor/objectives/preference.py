@@ -26,12 +26,10 @@ from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns
 from .objective import (
     IGNORED,
     REFERENCE,
-    LogitsOf,
     MetricFunction,
     Roles,
     Scores,
     Targets,
-    Words,
 )
 from .vocabulary import token_losses
 
@@ -70,6 +68,7 @@ class Preference(Instruct):
     compares = True
     metrics: ClassVar[Mapping[str, MetricFunction]] = {"margin": margin}
     reported = tuple(metrics)
+    shares = frozenset()
     peft_task = "CAUSAL_LM"
 
     def numbers(self, given: Mapping[str, Any], targets: Targets | None) -> tuple[float, ...]:
@@ -79,7 +78,7 @@ class Preference(Instruct):
         return Preference(*scale) if scale else self
 
     @property
-    def has_perplexity(self) -> bool:
+    def learns_texts(self) -> bool:
         return False
 
     @property
@@ -203,17 +202,10 @@ class Preference(Instruct):
         gained = batch[REFERENCE] - loss.sum(-1)  # log pi - log pi_ref
         return self.beta * (gained[:, 0] - gained[:, 1])
 
-    def predictions(
-        self, logits: Tensor, batch: Mapping[str, Tensor], logits_of: LogitsOf
-    ) -> Tensor:
+    def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the margins, float64 ``[b, 1]``."""
         loss, _ = token_losses(logits, self.token_targets(batch))
         return self._margins(loss, batch)[:, None].double()
-
-    def compared(
-        self, targets: Any, predictions: NDArray[np.float64], rows: Sequence[Any], words: Words
-    ) -> tuple[Any, Any]:
-        return targets, predictions
 
 
 def _object(cell: Any) -> dict[str, Any] | None:

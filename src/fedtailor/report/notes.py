@@ -45,7 +45,7 @@ def caption(
     counts = f"{_count(clients, 'client')} and {_count(seeds, 'seed')}"
     shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
-    is_lm = runs[0].objective.has_perplexity
+    is_lm = runs[0].objective.learns_texts
     lines = {
         f"Results of {counts}: each client's own model on the client's own test data.{shown}": True,
         f"round: {selected}.": True,

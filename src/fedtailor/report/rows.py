@@ -156,7 +156,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
     others = {
         name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
     }
-    is_lm = entry.run.objective.has_perplexity
+    is_lm = entry.run.objective.learns_texts
     majorities = _majorities(entry, model, metric)
     majority = Spread.of(one.mean for one in majorities) if majorities else None
     over_seeds = Spread.of(one.mean for one in summaries)
