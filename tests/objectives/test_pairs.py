@@ -105,12 +105,15 @@ def test_from_a_table_to_an_export(
     run = [sys.executable, "use.py", "../pairs.csv"]
     used = subprocess.run(run, cwd="out", capture_output=True, text=True, check=False)
     assert used.returncode == 0, used.stderr
-    said = [line.split()[:2] for line in used.stdout.splitlines()]
-    assert said == [[f"{one.probability:.3f}", one.label] for one in found]
-    run = [sys.executable, "use.py", "This is a room."]
-    used = subprocess.run(run, cwd="out", capture_output=True, text=True, check=False)
-    assert used.returncode == 2
-    assert "reads pairs of texts" in used.stderr
+    said = [line.split("  ") for line in used.stdout.splitlines()]
+    expected = [[f"{one.probability:.3f}", one.label] for one in found]
+    assert said == [[*a, " | ".join(b)] for a, b in zip(expected, pairs, strict=True)]
+    Path("none.csv").write_text("sentence1,sentence2\n")
+    for given, why in (("This is a room.", "reads pairs of texts"), ("../none.csv", "has no rows")):
+        run = [sys.executable, "use.py", given]
+        used = subprocess.run(run, cwd="out", capture_output=True, text=True, check=False)
+        assert used.returncode == 2
+        assert why in used.stderr
 
 
 def test_a_pair_is_said_before_the_run_and_refused_for_a_task_of_one_text(

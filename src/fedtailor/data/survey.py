@@ -422,7 +422,7 @@ class Survey:
 
 
 def survey(path: str) -> Survey:
-    """Look at a csv, jsonl, parquet or Arrow file. Raises InputError where there is no such file,
+    """Look at a file with a table, or a folder. Raises InputError where there is no such file,
     it can't be read, or it has no rows."""
     table = local_table(path)
     if is_csv(path):

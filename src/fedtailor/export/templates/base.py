@@ -202,6 +202,13 @@ class Pooled(nn.Module):
         return logits
 
 
+class _Pair(tuple[str, ...]):
+    """Two texts that are one input."""
+
+    def __str__(self) -> str:
+        return " | ".join(self)
+
+
 def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) -> list[Any]:
     """The texts of a .txt file, one a line, or of a .csv file: those of the first of ``columns``
     that it has, or of both columns of a ``pair``.
@@ -219,13 +226,15 @@ def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) 
     if file.suffix == ".txt" and not pair:
         return content.removesuffix("\n").split("\n")
     separator = max(",;\t", key=content.partition("\n")[0].count)
-    rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=separator)
-    names = rows.fieldnames or []
+    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=separator)
+    names, rows = reader.fieldnames or [], list(reader)
+    if not rows:
+        raise OSError(EINVAL, "it has no rows", str(file))
     if pair:
         if absent := [name for name in pair if name not in names]:
             wrong = f"it has no column {absent[0]!r}, but {', '.join(names)}"
             raise OSError(EINVAL, wrong, str(file))
-        return [tuple(row[name] or "" for name in pair) for row in rows]
+        return [_Pair(row[name] or "" for name in pair) for row in rows]
     column = next((name for name in columns if name in names), None)
     if column is None:
         wanted = " or ".join(map(repr, columns))
