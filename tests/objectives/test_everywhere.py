@@ -27,12 +27,21 @@ from tests.flower.grid import experiment, grid
 from tests.flower.test_parity import QUICK
 from tests.small import same_bits
 
-EVERY = pytest.mark.parametrize("kind", OBJECTIVES)
-_FIELDS: dict[str, Any] = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
-_SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("fedavg", "feddpa", "fedhft", "fedmerge", "fedsq", "pfedgate")
+_FAST = ("multi-label", "instruct")  # a kind that gives numbers, and one that writes texts
+_KINDS = [
+    pytest.param(kind, marks=[] if kind in _FAST else pytest.mark.slow) for kind in OBJECTIVES
 ]
+EVERY = pytest.mark.parametrize("kind", _KINDS)
+_FIELDS: dict[str, Any] = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
+_OTHERS = ("fedavg", "feddpa", "fedhft", "fedmerge", "fedsq", "pfedgate")
+_PAIRS = [  # each kind with one method that all can train, and a third of the others
+    pytest.param(
+        kind, label, id=f"{kind}-{label}",
+        marks=pytest.mark.slow if (number + at) % 3 == 0 else pytest.mark.long,
+    )
+    for number, kind in enumerate(OBJECTIVES)
+    for at, label in enumerate(_OTHERS)
+] + [pytest.param(*one.values, "fedsdg", marks=one.marks) for one in _KINDS]  # fmt: skip
 
 
 def lines(out: Path, label: str) -> list[dict[str, Any]]:
@@ -44,8 +53,7 @@ def _floats(values: list[float | None]) -> NDArray[np.float64]:
     return np.array(values, np.float64)  # None becomes NaN
 
 
-@EVERY
-@pytest.mark.parametrize("label", ["fedsdg", *_SLOW])
+@pytest.mark.parametrize(("kind", "label"), _PAIRS)
 def test_executors_and_a_federation_give_the_numbers_of_one_process(
     kind: str, label: str, tmp_path: Path
 ) -> None:
@@ -204,7 +212,8 @@ def used() -> dict[str, str]:
     return said
 
 
-@EVERY
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OBJECTIVES)
 def test_an_export_says_the_same_without_this_library(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
