@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
+# each process compiles all that it imports where this is set
+export PYTHONDONTWRITEBYTECODE :=
 # two workers with one thread each: small tensors gain nothing from threads
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-settings.register_profile("no deadline", deadline=None)  # the machine may be busy
-settings.load_profile("no deadline")
+settings.register_profile("ours", deadline=None, max_examples=40)  # the machine may be busy
+settings.load_profile("ours")
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -30,6 +31,14 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``-m slow`` and ``-m long`` import no file that does not name the mark."""
+    mark = config.option.markexpr
+    if mark not in ("slow", "long") or collection_path.suffix != ".py":
+        return None
+    return f"mark.{mark}" not in collection_path.read_text() or None
 
 
 def pytest_runtest_setup() -> None:
