@@ -62,6 +62,7 @@ def test_language_modelling_by_sender(llama: Path, tmp_path: Path) -> None:
     assert all(5 < loss < 15 for loss in first)  # about ln(30522) = 10.3 for random weights
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_from_a_folder(tmp_path: Path) -> None:
     config = ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,

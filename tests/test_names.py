@@ -92,6 +92,7 @@ def lacking(names: Sequence[str], figure: str) -> set[str]:
     return {name for name in names if not any(name.startswith(word) for word in words)}
 
 
+@pytest.mark.slow
 def test_figures_write_names_as_they_are(tmp_path: Path) -> None:
     spec = losses(NAMES)
     spec["params"][0]["value"] = NAMES
@@ -139,6 +140,7 @@ def test_a_page_has_names_as_text_and_as_data_alone(html: str) -> None:
     assert not [text for text in expressions(specs) if any(name in text for name in DRAWN)]
 
 
+@pytest.mark.slow
 def test_tables_for_people_and_programs_hold_names(run: Path) -> None:
     comparison = table([read(run)])
     shown = to_text(comparison)

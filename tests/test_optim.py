@@ -137,6 +137,7 @@ def test_passes_use_a_round_s_batches_as_often_as_needed(passes: int, expected: 
     assert real == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedRep(head_passes=4), Ditto(private_passes=2), FedALA()])
 def test_passes_that_are_not_a_round_s_are_the_same_for_clients_together(method: Method) -> None:
     local = LocalConfig(batch_size=8, epochs=3)

@@ -67,6 +67,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_name_is_imported_where_it_is_first_used() -> None:
     in_new_process(
         "from fedtailor import random;"  # a module of the package, and no public name
@@ -76,6 +77,7 @@ def test_a_name_is_imported_where_it_is_first_used() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_method_and_a_class_travel_to_another_process() -> None:
     sent = pickle.dumps((ft.FedProx(mu=0.5), ft.Scaffold, ft.load))
     in_new_process(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedtailor.task.backbone import Backbone
 from tests.small import SIZES
 
 
+@functools.cache
 def reuters(max_length: int = 24, limit: int = 400, skip: int = 0) -> Dataset:
     tokenizer = AutoTokenizer.from_pretrained(str(get_model_path()))
     return load_data(

@@ -362,6 +362,7 @@ def test_a_probe_names_what_was_ahead_of_training_alone() -> None:
     assert none[-1].startswith("None was ahead of training alone")
 
 
+@pytest.mark.slow
 def test_the_command_looks_at_a_file_and_at_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ class Mine(ft.FineTuning):
 '''
 
 
+@pytest.mark.slow
 def test_each_check_has_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
     mine = f"{tmp_path / 'mine.py'}:Mine"

@@ -18,6 +18,7 @@ def test_the_table_is_printed(finished: Path, capfd: pytest.CaptureFixture[str])
     assert "local" in printed
 
 
+@pytest.mark.slow
 def test_json_holds_the_same_numbers_under_both_executors(
     file: Path, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

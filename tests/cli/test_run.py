@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedtailor.cli import main
+from fedtailor.store.run_directory import locked
 from tests.cli.conftest import EXPERIMENT
 from tests.forked import contents
 from tests.interrupts import interruptible
@@ -101,7 +102,7 @@ def test_bad_input(
     [
         ([], [], "data.csv"),
         (["text,label", "a,0", "b,1"], ["data.label=topic"], "topic"),
-        (["text,label", "a,0"], [], "it needs a model with a tokenizer"),
+        (["text,label", "a,0", "b,1"], [], "it needs a model with a tokenizer"),
     ],
 )
 def test_bad_files(
@@ -121,6 +122,7 @@ def test_bad_files(
     fails(["run", str(experiment), *flags], message, tmp_path / "out", capfd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 def test_a_profile_is_a_trace_and_a_table_of_phases(
     executor: str, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -164,6 +166,7 @@ def test_a_run_directory_goes_on_with_more_rounds_and_methods(file: Path, tmp_pa
     assert contents(a) == contents(b)
 
 
+@pytest.mark.slow
 def test_overwrite_removes_the_old_run_and_nothing_else(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
     assert capfd.readouterr().err.splitlines()[-1] == error
 
 
+@pytest.mark.slow
 def test_of_several_methods_one_that_diverges_is_shown_and_the_others_go_on(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,14 +268,12 @@ def test_without_a_terminal_a_log_gets_the_same_lines(file: Path, tmp_path: Path
     assert json.loads(commit.read_text())["finished"]
 
 
-def test_a_second_process_is_kept_out(finished: Path, file: Path) -> None:
-    from fedtailor.store.run_directory import locked
-
-    with locked(finished):
-        command = [sys.executable, "-m", "fedtailor", "run", str(file), "--out", str(finished)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "another process is writing" in done.stderr
+def test_a_second_process_is_kept_out(
+    finished: Path, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with locked(finished):  # a lock is an open file's: a second one of this process fares alike
+        assert main(["run", str(file), "--out", str(finished)]) == 2
+    assert "another process is writing" in capfd.readouterr().err
 
 
 def test_a_file_in_the_way_of_the_run_directory_is_told(

@@ -90,6 +90,7 @@ def test_a_killed_run_is_told_and_ctrl_c_leaves_quietly(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_table(unfinished: Path) -> None:
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
@@ -124,6 +125,7 @@ def listening(port: int) -> set[str]:
     return {place.partition(":")[0] for place in found if int(place.partition(":")[2], 16) == port}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("address", "place"), [("0", "0100007F"), ("0.0.0.0:0", "00000000")])
 def test_the_page_is_served_to_this_machine_unless_told_otherwise(
     unfinished: Path, address: str, place: str

@@ -4,6 +4,7 @@ import csv
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fedtailor.data import DataConfig, SplitConfig, load_data, partition
 from fedtailor.data.omissions import of_clients
@@ -34,6 +35,7 @@ def test_a_file_with_gaps(tokenizer, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_texts_that_a_client_has_several_times_are_told(tokenizer, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label,site\na,x,b\na ,y,b\na,x,c\n,x,b\n,x,b\nd,y,c\n")

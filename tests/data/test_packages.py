@@ -10,6 +10,7 @@ from fedtailor.errors import InputError
 from .test_images import idx
 
 
+@pytest.mark.slow
 def test_20_newsgroups_has_its_official_split(tmp_path):
     columns = packages.tab_files("20newsgroups")
     assert (columns.num_train, columns.num_test) == (11_293, 7_528)
@@ -29,6 +30,7 @@ def test_r8_has_its_official_split(tmp_path):
     assert Counter(columns.labels[5_485:])["grain"] == 10
 
 
+@pytest.mark.slow
 def test_chitchat_has_senders(tmp_path):
     columns = packages.chitchat()
     assert (columns.num_train, columns.num_test) == (258_145, 0)

@@ -11,6 +11,7 @@ from fedtailor.errors import InputError
 from tests.data.small import LABELLED, counts, rows_of, table, train_and_validation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", LABELLED)
 def test_the_official_test_split_stays_test_and_whole(scheme, r8):
     parts = partition(r8, SplitConfig(clients=12, scheme=scheme, clusters=4), seed=1)

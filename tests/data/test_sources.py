@@ -40,6 +40,7 @@ def write(table, path):
     return str(path)
 
 
+@pytest.mark.slow
 def test_chitchat_is_for_language_modelling(chitchat):
     assert chitchat.task == "causal-lm"
     assert chitchat.labels is None

@@ -181,6 +181,7 @@ def test_a_file_of_the_same_time_and_size_is_read_anew(tokenizer, tmp_path: Path
     assert load(str(path), tokenizer).classes == ("y", "z")
 
 
+@pytest.mark.slow
 def test_very_many_columns_are_read(tokenizer, tmp_path: Path) -> None:
     more = ",".join(f"c{number}" for number in range(200))
     rows = [f"good word,{label},oslo,{','.join('1' * 200)}" for label in "xyxy"]

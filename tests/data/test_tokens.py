@@ -34,6 +34,7 @@ def test_the_second_call_reads_the_cache(tokenizer, tmp_path, monkeypatch):
     assert np.array_equal(first.values, second.values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["texts", "joined", "length", "task", "tokenizer"])
 def test_the_key_covers_what_the_result_depends_on(change, tokenizer, cache):
     tokenise(["ab", "c"], tokenizer, 8)
@@ -94,6 +95,7 @@ def test_without_an_end_of_text_token_texts_of_two_tokens_are_learnt(tmp_path):
     assert sequences(tokens) == [[2, 3]]
 
 
+@pytest.mark.slow
 def test_large_vocabularies_take_four_bytes(tmp_path):
     words = {f"w{i}": i for i in range(70_000)}
     large = PreTrainedTokenizerFast(

@@ -210,6 +210,7 @@ serve(open_folder(Path(sys.argv[1])), insecure=True)
 """
 
 
+@pytest.mark.slow
 def test_a_superlink_ends_with_its_command_that_was_killed(tmp_path: Path) -> None:
     """At SIGTERM it would wait for the programs that wait for it."""
     (tmp_path / "e.toml").write_text(DIGITS)

@@ -67,6 +67,7 @@ def test_an_end_whose_signal_was_lost_is_noticed() -> None:
         lose_the_signal()
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_at_once_is_told_as_one() -> None:
     before = signal.getsignal(signal.SIGCHLD)
     for _ in range(50):
@@ -109,6 +110,7 @@ def test_a_program_that_has_lost_its_helper_is_ended(
     assert "the-helper has ended; ending the program" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

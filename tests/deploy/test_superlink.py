@@ -144,6 +144,7 @@ def answering(store: Any, message: Message, records: int) -> Any:
     return request, reply
 
 
+@pytest.mark.slow
 def test_a_message_of_too_many_parts_becomes_an_error_that_says_so(
     store: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_deadline_ends_a_flight() -> None:
     assert first.seconds == 4.0
 
 
+@pytest.mark.slow
 def test_a_buffer_for_all_clients_is_the_synchronous_round() -> None:
     cohort = CohortConfig(buffer=5)
     for method in (FedAvg(), FedPer()):
@@ -135,6 +136,7 @@ def without_others(federation: Federation, client: int) -> Federation:
     return Alone(federation.dataset, federation.partition, federation.seed)
 
 
+@pytest.mark.slow
 def test_processes_change_nothing() -> None:
     cohort = CohortConfig(size=3, buffer=2)
     one, two = (
@@ -163,6 +165,7 @@ def files(out: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in (out / FOLDER).iterdir() if p.name not in skip}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", [2, 5])
 def test_a_run_that_stops_goes_on_with_the_same_bits(tmp_path: Path, round_: int) -> None:
     def run(out: Path, stop: int = 0, rounds: int = 6) -> Path:

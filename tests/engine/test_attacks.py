@@ -58,6 +58,7 @@ def test_processes_send_what_one_process_sends(kind: str) -> None:
     assert not same_bits(one.server, last_round(method, FIVE)[0].server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg(), FedSDG()])
 def test_a_rule_holds_what_plain_aggregation_loses(method: Method) -> None:
     """Two of seven send updates a thousand times as long as the others'."""

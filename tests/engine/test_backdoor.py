@@ -68,6 +68,7 @@ def means(done: Round, model: str) -> tuple[float, float]:
     return float(np.mean([a for a in test.accuracy if a is not None])), float(np.mean(success))
 
 
+@pytest.mark.slow
 def test_a_backdoor_works_on_honest_clients_and_costs_them_no_accuracy() -> None:
     method = ft.FedAvg(optimiser=SGD)
     accuracy, low = means(last_round(method, first_round=1000), "global")
@@ -79,6 +80,7 @@ def test_a_backdoor_works_on_honest_clients_and_costs_them_no_accuracy() -> None
     assert boosted[1] > max(0.8, weak[1])
 
 
+@pytest.mark.slow
 def test_personal_models_are_measured_and_processes_change_nothing() -> None:
     plan, method = replace(PLAN, rounds=2), ft.FedPer(optimiser=SGD)
     one = last_round(method, plan)

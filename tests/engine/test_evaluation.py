@@ -68,6 +68,7 @@ def test_the_same_tensors_in_a_new_dict_are_one_model() -> None:
     assert len(one.calls) < len(each.calls)
 
 
+@pytest.mark.slow
 def test_novel_clients_never_take_part_and_are_evaluated_apart() -> None:
     cohort = CohortConfig(novel=2)
     plan = replace(PLAN, rounds=4, cohort=cohort, evaluate=EvaluateConfig(every=4))
@@ -93,6 +94,7 @@ def test_novel_clients_never_take_part_and_are_evaluated_apart() -> None:
     assert found["novel", "test"].loss != unprepared["novel", "test"].loss
 
 
+@pytest.mark.slow
 def test_a_novel_client_finds_its_row_at_the_server_by_its_own_examples() -> None:
     """FedMerge's weights: the mean of the models, which it begins with, is worse for it."""
     losses = []

@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import resource
 import torch
@@ -25,6 +27,7 @@ print(before, min(faults() for _ in range(3)))
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_not_fetched_from_the_system_again() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True

@@ -121,6 +121,7 @@ def test_metrics_change_nothing_else_and_fit_accuracy(method: Method) -> None:
             assert (one.metrics["auc"][at] is None) == (len(set(labels)) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vectorised", "processes"])
 @pytest.mark.parametrize("method", [FedAvg(), FedSDG(rank=2)], ids=lambda m: m.name)
 def test_every_executor_has_the_same_values(method: Method, executor: str) -> None:

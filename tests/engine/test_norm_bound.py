@@ -131,6 +131,7 @@ def test_honest_runs_keep_their_bits() -> None:
         assert without[-1].norms == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi])
 def test_adaptive_servers_are_not_frozen_by_a_second_moment(kind: type[Method]) -> None:
     """1e18 squared is finite in float32, and v would stay huge; 1e30 squared is not."""

@@ -13,6 +13,7 @@ from evidence.verdicts import DIRECTION, HOLDS, NOT_HERE, NOT_RUN, Results, outc
 import fedtailor as ft
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_script_writes() -> None:
     assert PAGE.read_text() == page(lines()), "write it again: python -m evidence.claims"
 
@@ -22,6 +23,7 @@ def test_every_run_that_a_claim_needs_is_planned() -> None:
     assert not missing, "\n".join(sorted(run.command for run in missing))
 
 
+@pytest.mark.slow
 def test_every_run_of_a_paper_s_experiment_is_on_the_page() -> None:
     """A run whose result nobody likes is not left out."""
     shown = {run for claim in claims() for run in runs(claim)}

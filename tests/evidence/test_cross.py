@@ -22,6 +22,7 @@ import fedtailor as ft
 from fedtailor.runs.build import Inputs
 
 
+@pytest.mark.slow
 def test_the_page_the_table_and_the_readme_are_what_the_script_writes() -> None:
     found = cells()
     assert PAGE.read_text() == page(found), "write it again: python -m evidence.cross"

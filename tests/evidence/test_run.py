@@ -7,11 +7,13 @@ from evidence.rates import TUNED, best
 from evidence.run import Run, alone, digest, execute, has_ends, lines, planned, resolved
 
 
+@pytest.mark.slow
 def test_every_planned_run_is_a_run_of_its_own() -> None:
     runs = planned()
     assert len({digest(resolved(run.experiment())) for run in runs}) == len(runs)
 
 
+@pytest.mark.slow
 def test_no_line_has_settings_that_its_file_no_longer_has() -> None:
     stale = []
     for line in lines():
@@ -48,6 +50,7 @@ def test_a_line_says_what_the_run_has_come_to(tmp_path: Path) -> None:
     assert line["digest"] == digest(line["settings"])
 
 
+@pytest.mark.slow
 def test_every_file_has_the_rates_that_were_best_on_validation_data() -> None:
     wrong = []
     for (file, base, method), own in best().items():

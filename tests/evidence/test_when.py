@@ -22,13 +22,19 @@ from evidence.when import (
 from evidence import cross_cells, map_tuning
 
 
-def test_the_page_and_the_advice_are_what_the_script_writes() -> None:
-    found = measured()
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return measured()
+
+
+@pytest.mark.slow
+def test_the_page_and_the_advice_are_what_the_script_writes(found: list[dict[str, Any]]) -> None:
     assert MEASURED.read_text() == advice(found)
     assert PAGE.read_text() == page(found)
     assert TABLE.read_text() == table(found)
 
 
+@pytest.mark.slow
 def test_methods_that_are_best_most_often_come_first() -> None:
     found = [
         {"modality": "text", "pretrained": True, "clients": {"label_overlap": overlap}, "chosen": k}
@@ -65,12 +71,14 @@ def test_the_language_models_have_the_perplexities_of_the_cross_table() -> None:
     assert chat["chosen"] == min(validation, key=lambda label: validation[label])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modality", "called", "base"),
     [("text", "texts", "rounds=5"), ("image", "pictures", "preset=images")],
 )
-def test_best_rates_at_the_end_are_counted(modality: str, called: str, base: str) -> None:
-    found = measured()
+def test_best_rates_at_the_end_are_counted(
+    modality: str, called: str, base: str, found: list[dict[str, Any]]
+) -> None:
     here = {m for cell in found if cell["modality"] == modality for m in cell["methods"]}
     scores: dict[str, dict[float, float]] = {}
     for line in lines():
@@ -111,8 +119,8 @@ def test_methods_whose_best_rate_is_at_the_end_are_named() -> None:
     )  # fmt: skip
 
 
-def test_sentences_follow_the_settings_of_the_trials() -> None:
-    found = measured()
+@pytest.mark.slow
+def test_sentences_follow_the_settings_of_the_trials(found: list[dict[str, Any]]) -> None:
     assert "On pictures those of `fedmerge` (`largest_step`) and `pfedgate` (`lr_gate`)" in (
         map_tuning.budget(found)
     )

@@ -169,6 +169,7 @@ def test_a_client_that_joined_has_no_model_of_the_last_round(joined: Path, tmp_p
         export_model(joined, "fedsdg", tmp_path / "out", client="lagos", which="last")
 
 
+@pytest.mark.slow
 def test_the_packages_that_the_card_names_are_enough(finished: Path, tmp_path: Path) -> None:
     out = export_model(finished, "fedavg", tmp_path / "out")
     (line,) = [x for x in (out / "README.md").read_text().splitlines() if x.startswith("pip ")]
@@ -262,10 +263,12 @@ def test_all_clients_share_one_base(pairs: dict[str, Pair], label: str) -> None:
     shutil.rmtree(moved.parent)
 
 
+@pytest.mark.slow
 def test_a_merged_adapter_is_one_model(pairs: dict[str, Pair]) -> None:
     assert not (pairs["merged"].folder / "adapter_config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_module_that_python_gives_takes_the_file_of_its_class_along(
     pairs: dict[str, Pair],
 ) -> None:
@@ -284,6 +287,7 @@ def net():
 """
 
 
+@pytest.mark.slow
 def test_own_files_may_be_called_as_ours_are(tmp_path: Path) -> None:
     for folder, name in NAMED:
         (tmp_path / folder).mkdir()

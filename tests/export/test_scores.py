@@ -55,6 +55,7 @@ def reached(trained: TrainedMethod, client: int) -> float:
     return 100 * test.accuracy
 
 
+@pytest.mark.slow
 def test_export_and_predict_say_that_a_model_is_no_better_than_its_most_frequent_class(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

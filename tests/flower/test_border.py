@@ -56,6 +56,7 @@ class BrokenGrid(DirectGrid):
         return super().pull_messages(message_ids)
 
 
+@pytest.mark.slow
 def test_no_message_ends_the_run(tmp_path: Path) -> None:
     honest = len(MESSAGES) + 1
     split = {"scheme": "iid", "clients": honest + 2, "max_examples": 12}
@@ -321,6 +322,7 @@ def test_a_key_is_bound_to_its_clients(tmp_path: Path) -> None:
     serve(direct, chosen, tmp_path / "out", **given)
 
 
+@pytest.mark.slow
 def test_words_of_a_node_fill_no_log_and_control_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_new_site_that_is_away_is_asked_again(
     assert json.loads(joined)["clients"] == [4]
 
 
+@pytest.mark.slow
 def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) -> None:
     first = experiment(rounds=1)
     grid = three_sites(first, tmp_path)
@@ -115,6 +116,7 @@ def test_rounds_that_were_added_are_run_before_a_new_site_joins(tmp_path: Path) 
     assert read_json(folder / "joined.json") == joined
 
 
+@pytest.mark.slow
 def test_a_new_client_stays_with_the_node_that_was_there_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_new_client_stays_with_the_node_that_was_there_first(
     assert told.count("node 201: new client 4 is served by another node, too") == 1
 
 
+@pytest.mark.slow
 def test_words_of_a_new_site_fill_no_log_and_control_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

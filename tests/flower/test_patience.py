@@ -173,6 +173,7 @@ def test_what_lasts_ends_the_run_in_one_line(error: Exception, words: str) -> No
         calls.node_ids()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_server_that_gave_up_goes_on_with_the_same_command(tmp_path: Path) -> None:
     chosen = experiment("fedper", rounds=2)

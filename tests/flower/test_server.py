@@ -26,6 +26,7 @@ from tests.runs.test_trained import experiment as at_its_best_before_the_end
 from tests.small import digits_backbone, private_rows, same_bits
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     chosen = experiment("fedper")
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
@@ -67,6 +68,7 @@ def test_too_few_replies_stop_the_run(tmp_path: Path) -> None:
         serve(direct, chosen, tmp_path / "out", **given)
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_ends_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_method_that_diverges_ends_and_the_others_go_on(
             serve(grid(alone, tmp_path / "others"), alone, tmp_path / "alone", **given)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_goes_on_after_its_last_good_round(tmp_path: Path) -> None:
     chosen = experiment("fedper")
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
@@ -151,6 +154,7 @@ def test_every_client_gets_its_model_in_the_end(
         assert model.keys() > rows.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["fedper", "fedavg-ft"])
 def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path) -> None:
     """Also where the server and the sites are restarted, and rounds repeated."""
@@ -180,6 +184,7 @@ def test_sites_keep_the_models_of_the_reported_round(label: str, tmp_path: Path)
         assert len(list(path.parent.iterdir())) <= 4
 
 
+@pytest.mark.slow
 def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: Path) -> None:
     short, long = (experiment("fedper", rounds=rounds, evaluate={"every": 1}) for rounds in (2, 3))
     near = ft.run(long, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
@@ -194,6 +199,7 @@ def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: P
         serve(grid(elsewhere, tmp_path / "others"), elsewhere, tmp_path / "out", **given)
 
 
+@pytest.mark.slow
 def test_sites_keep_the_models_of_a_method_that_diverged(tmp_path: Path) -> None:
     chosen = at_its_best_before_the_end({"fedper": WILD, "fedavg": {}})
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone())
@@ -241,6 +247,7 @@ def test_sites_that_tell_their_labels_get_advice_that_counts_them(tmp_path: Path
         serve(told, chosen, tmp_path / "lied", **given)
 
 
+@pytest.mark.slow
 def test_a_federation_that_was_spoiled_goes_back_and_ends_as_if_it_had_not_been(
     tmp_path: Path,
 ) -> None:

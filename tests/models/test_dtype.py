@@ -26,6 +26,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", METHODS)
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_what_is_trained_is_float32_and_the_rest_half_as_large(

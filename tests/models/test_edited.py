@@ -70,6 +70,7 @@ def test_tokens_beyond_the_embeddings_are_refused(tmp_path: Path) -> None:
         ft.onboard(run, "fedavg", tmp_path / "new.csv", "c")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_adapter_on_the_output_layer_is_merged(tied: bool, tmp_path: Path) -> None:
     model = folder_of(tmp_path / "llama", rows=21, tie_word_embeddings=tied)

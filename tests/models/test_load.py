@@ -55,6 +55,7 @@ def test_logits_are_those_of_transformers_on_each_text_alone(
         torch.testing.assert_close(found, expected[0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "pooling"), [c for c in CASES if c[0] not in ROTARY])
 def test_gradients_under_vmap_are_those_of_one_client_at_a_time(
     tmp_path: Path, name: str, kind: str, pooling: str | None

@@ -35,6 +35,7 @@ def test_each_client_has_the_weights_of_its_own_training_rows() -> None:
 _SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ifca", "fedem")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["fedsdg", *_SLOW])
 def test_an_executor_and_a_federation_give_the_numbers_of_one_process(
     label: str, tmp_path: Path

@@ -103,6 +103,7 @@ def test_data_classes_name_the_columns_of_an_array() -> None:
         MultiLabel().targets(Cells(flags.tolist(), 3), ("a", "b", "c"))
 
 
+@pytest.mark.slow
 def test_several_columns_are_a_label_each(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -157,6 +158,7 @@ def test_the_threshold_is_the_one_with_the_best_f1() -> None:
     assert undefined == {"f1_micro", "f1_macro", "map"}
 
 
+@pytest.mark.slow
 def test_a_client_predicts_the_labels_above_its_own_threshold() -> None:
     """That of its validation rows, which its export has, too."""
     folder = kinds.finished(MultiLabel.name)

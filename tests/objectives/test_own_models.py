@@ -46,6 +46,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "net", "message"), WRONG)
 def test_other_outputs_than_the_task_needs_are_named(kind: str, net: Net, message: str) -> None:
     with pytest.raises(ft.InputError, match=message):

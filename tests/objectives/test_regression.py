@@ -46,6 +46,7 @@ def lines(out: Path, label: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_predictions_are_in_the_unit_of_the_targets() -> None:
     texts, targets = kinds.rows(Regression.name)
     model = ft.load_model(kinds.finished(Regression.name) / "run", "fedsdg", "a")

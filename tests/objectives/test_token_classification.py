@@ -157,6 +157,7 @@ def test_a_table_with_as_many_tags_as_words_is_recognised() -> None:
     assert not TASK.recognised({"text": ["a b"], "label": ["O O"]})
 
 
+@pytest.mark.slow
 def test_conll_files_are_taken_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

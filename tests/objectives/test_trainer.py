@@ -199,18 +199,22 @@ def huber(outputs: Any, labels: Tensor, **_: Any) -> Tensor:
     return loss
 
 
-LOSSES = [("classification", balanced), ("regression", huber)]
+LOSSES = [("classification", ENCODER, balanced), ("regression", ENCODER, huber)]
 KINDS = [  # those that compare two models: tests/oracles
     (kind, one, None)
     for kind, of in OBJECTIVES.items()
     if not of.compares
     for one in MODELS.get(kind, [ENCODER])
 ]
+FAST = "question-answering"  # its targets are the furthest from transformers'
 
 
 @pytest.mark.parametrize(
     ("kind", "architecture", "own_loss"),
-    [*KINDS, *((kind, ENCODER, loss) for kind, loss in LOSSES)],
+    [
+        pytest.param(*case, marks=[] if case[0] == FAST else pytest.mark.slow)
+        for case in (*KINDS, *LOSSES)
+    ],
     ids=lambda value: getattr(value, "model_type", getattr(value, "__name__", str(value))),
 )
 def test_a_client_trains_and_is_scored_as_by_the_trainer(

@@ -39,6 +39,7 @@ def diagnose(run: Path, method: str, when: int, name: str, values: np.ndarray) -
         save_file(tensors, trial / f"diagnostics-{when:06d}.safetensors")
 
 
+@pytest.mark.slow
 def test_each_chart_is_a_file_of_each_kind_with_the_names_in_it(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def test_scores_that_cannot_be_paired_are_refused(
         paired(ours, theirs)
 
 
+@pytest.mark.slow
 def test_clients_that_come_again_with_every_seed_are_drawn_once() -> None:
     # 100 clients, half of them ahead by 1, the same with every seed: nine seeds tell no more of the
     # clients than one seed

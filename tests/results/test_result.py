@@ -134,6 +134,7 @@ def test_a_run_without_a_round_says_so(tmp_path: Path, result: ft.Result) -> Non
                                                    "nothing to show")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_file_and_settings_run_into_a_folder_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_stopped_part_can_be_used_and_goes_on_to_the_same_bytes(
         assert (out / FOLDER / name).read_bytes() == (whole / FOLDER / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_stopping_at_the_last_round_is_the_end(tmp_path: Path) -> None:
     def stop(done: ft.CommittedRound) -> object:
         return ft.STOP if done.number == done.rounds else None
@@ -87,6 +88,7 @@ def test_stopping_at_the_last_round_is_the_end(tmp_path: Path) -> None:
     assert commit(out)["finished"] is True
 
 
+@pytest.mark.slow
 def test_its_error_ends_the_run_which_goes_on_later(whole: Path, tmp_path: Path) -> None:
     def fail(done: ft.CommittedRound) -> None:
         raise ZeroDivisionError("mine")
@@ -102,6 +104,7 @@ def test_its_error_ends_the_run_which_goes_on_later(whole: Path, tmp_path: Path)
     assert (out / FOLDER / NAMES[1]).read_bytes() == (whole / FOLDER / NAMES[1]).read_bytes()
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path: Path) -> None:
     stopping = ft.EarlyStopping(patience=1)
     out = run(tmp_path / "run", on_round=stopping)
@@ -110,6 +113,7 @@ def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path: Path) 
     assert commit(out)["round"] == len(means) == first_worse + 1
 
 
+@pytest.mark.slow
 def test_early_stopping_remembers_rounds_before_a_kill(tmp_path: Path) -> None:
     def kill(done: ft.CommittedRound) -> None:
         if done.number == 2:
@@ -125,6 +129,7 @@ def test_early_stopping_remembers_rounds_before_a_kill(tmp_path: Path) -> None:
         ft.EarlyStopping(patience=0)
 
 
+@pytest.mark.slow
 def test_own_metrics_from_python_select_the_round(tmp_path: Path) -> None:
     def first_class(labels: np.ndarray, probabilities: np.ndarray) -> float:
         return float(probabilities[:, 0].mean())

@@ -339,6 +339,7 @@ def test_no_damage_is_used(
     assert named > len(cases) * 0.7, named
 
 
+@pytest.mark.slow
 def test_a_damaged_state_of_the_best_round_is_not_taken_from_a_later_one(
     whole: Path, tmp_path: Path
 ) -> None:

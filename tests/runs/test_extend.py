@@ -43,6 +43,7 @@ def test_methods_seeds_and_rounds_are_added_as_if_they_had_been_there_from_the_s
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.slow
 def test_what_is_not_named_is_kept_and_goes_on_with_the_directory(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_finished_part_that_nothing_is_added_to_is_not_touched(whole: Path) ->
     assert {p for p in before if before[p] != after[p]} <= {whole / ".lock", whole}
 
 
+@pytest.mark.slow
 def test_an_extra_evaluation_is_all_that_differs_where_rounds_ended_between_two(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +112,7 @@ def test_more_rounds_may_not_change_the_rates_of_rounds_that_are_done(
     assert json.loads((out / "experiment.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_rounds_inside_the_warm_up_can_be_followed_by_any_number(tmp_path: Path) -> None:
     rising = replace(EXPERIMENT, rounds=1, schedule=ScheduleConfig("cosine", warmup_rounds=1))
     run(rising, tmp_path / "a")
@@ -118,6 +121,7 @@ def test_rounds_inside_the_warm_up_can_be_followed_by_any_number(tmp_path: Path)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_rounds_are_added_to_training_alone_where_clients_stay_equally_trained(
     tmp_path: Path,
 ) -> None:
@@ -136,6 +140,7 @@ def test_rounds_are_added_to_training_alone_where_clients_stay_equally_trained(
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_with_fewer_settings_goes_on(whole: Path, tmp_path: Path) -> None:
     """A setting that the run doesn't name is at its default; another value is refused."""
     out = run(replace(TWO, rounds=3, name="mine"), tmp_path / "out")
@@ -165,6 +170,7 @@ def test_the_bound_on_norms_may_change_while_a_method_is_unfinished(
         assert open_run(out).cohort.max_norm == 50.0
 
 
+@pytest.mark.slow
 def test_the_table_says_which_method_had_which_bound(tmp_path: Path) -> None:
     """Also if the command that changed it was stopped before a method went on, or if one was added
     later."""

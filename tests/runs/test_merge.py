@@ -92,6 +92,7 @@ def test_missing_and_double_parts_are_named(machines: list[Path], tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_part_may_have_had_another_bound_on_norms(machines: list[Path], tmp_path: Path) -> None:
     changed = replace(GRID, cohort=replace(GRID.cohort, max_norm=50.0))
     out = merge([machines[0], run(tmp_path / "second", "2/2", changed)], tmp_path / "out")

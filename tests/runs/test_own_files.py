@@ -192,6 +192,7 @@ class Mine(ft.FineTuning):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["../../../outside.py", "{}/outside.py", "../outside", "in.py"])
 def test_an_opened_run_runs_no_file_but_its_copies(tmp_path: Path, named: str) -> None:
     proof = tmp_path / "proof"

@@ -234,6 +234,7 @@ def test_a_changed_file_is_refused_by_name(
         open_run(out)
 
 
+@pytest.mark.slow
 def test_it_is_merged_with_its_file(file: Path, tmp_path: Path) -> None:
     runs = [
         ft.run(file, tmp_path / str(k), settings={"rounds": 1}, part=f"{k}/2").path for k in (1, 2)
@@ -263,6 +264,7 @@ def test_what_is_no_method_is_refused(file: Path, change: dict[str, object], mes
         load(file, change)
 
 
+@pytest.mark.slow
 def test_it_is_tuned(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "tune"
     assert main(["tune", str(file), "--set", "rounds=1", "--out", str(out)]) == 0

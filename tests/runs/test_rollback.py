@@ -54,6 +54,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return go_on(tmp_path_factory.mktemp("runs") / "stopped", until=4)
 
 
+@pytest.mark.slow
 def test_rounds_that_are_run_again_come_out_the_same(
     whole: Path, stopped: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_damage_is_noticed_before_anything_changes(
     assert (part / "refused.jsonl").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_method_that_diverged_goes_back_and_on_with_a_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import fedtailor as ft
 from fedtailor.engine.config import CohortConfig, EngineConfig
 from tests.forked import contents
@@ -31,6 +33,7 @@ def test_finished_runs_are_left_alone(finished: Path) -> None:
     assert (finished / FOLDER / "history.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_bound_on_norms_goes_on_from_the_rounds_before(tmp_path: Path) -> None:
     """The first round's norms are the largest. A later round by itself would leave a client out."""
     cohort = CohortConfig(norm_factor=1.0)

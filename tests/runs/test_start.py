@@ -111,6 +111,7 @@ def test_round_0_is_the_old_model_on_the_new_rows(old: Path, new: Path) -> None:
     assert about["clients"] == 2
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_kill_without_the_old_run(old: Path, new: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(old, tmp_path / "old")
     out = tmp_path / "out"
@@ -123,6 +124,7 @@ def test_it_goes_on_from_a_kill_without_the_old_run(old: Path, new: Path, tmp_pa
     assert a == b
 
 
+@pytest.mark.slow
 def test_the_old_model_is_kept_where_training_makes_it_worse(old: Path, tmp_path: Path) -> None:
     harmful = {"fedsdg": ft.FedSDG(rank=2, optimiser=ft.Optimiser("adam", lr=1.0))}
     out = run(going_on(old, methods=harmful, rounds=2), tmp_path / "out")
@@ -151,6 +153,7 @@ def test_a_client_that_has_joined_the_old_run_brings_what_it_was_fitted_to(
     assert all(torch.equal(value, joined[name]) for name, value in kept.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedmerge", "fedalt", "scaffold", "fedhft", "hetlora"])
 def test_states_by_client_at_the_server_follow_the_clients(name: str, tmp_path: Path) -> None:
     method = {
@@ -183,6 +186,7 @@ def held_out(federation: Federation) -> set[int]:
     return {*parts.validation.rows.tolist(), *parts.test.rows.tolist()}
 
 
+@pytest.mark.slow
 def test_a_grown_table_holds_out_no_row_that_the_old_run_trained_on(
     old: Path, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_time_is_a_range_where_cores_may_be_busy(tmp_path: Path) -> None:
     assert content["seconds_if_busy"] == content["seconds"]
 
 
+@pytest.mark.slow
 def test_it_changes_no_number(tmp_path: Path) -> None:
     said, unsaid = tmp_path / "a", tmp_path / "b"
     for out, summary in ((said, True), (unsaid, False)):

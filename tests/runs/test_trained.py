@@ -113,6 +113,7 @@ def test_an_unknown_seed_is_told_with_those_that_exist(finished: Path) -> None:
         open_trained(finished, label, seed=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["fedper", "fedalt", "fedavg-ft", "fedmerge"])
 def test_novel_clients_join_again(tmp_path: Path, label: str) -> None:
     methods = METHODS | {"fedmerge": {"models": 3, **SGD}}  # rows at the server, nothing private
@@ -134,6 +135,7 @@ def test_other_data_are_refused(finished: Path) -> None:
         trained.client_state(0)
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
     keep = {"size": 2, "above_norm": "keep"}
     chosen = experiment({"fedper": WILD, "fedavg": SGD}, cohort=keep)

@@ -115,6 +115,7 @@ def test_a_label_may_have_a_space_of_its_own(tmp_path: Path) -> None:
     assert tuning.spaces["fedavg"]["optimiser.lr"] == (0.01, 0.3)
 
 
+@pytest.mark.slow
 def test_a_range_of_whole_numbers_is_searched_for_whole_numbers(tmp_path: Path) -> None:
     text = FILE.replace("optimiser.lr = [0.01, 0.3]", "rank = {low = 1, high = 64, log = true}")
     tuning = load(
@@ -126,6 +127,7 @@ def test_a_range_of_whole_numbers_is_searched_for_whole_numbers(tmp_path: Path) 
     assert experiments.load(tmp_path / "out" / "best.toml").methods["fedavg"].rank in found  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_no_setting_of_a_list_is_drawn_twice(tmp_path: Path) -> None:
     path = written(tmp_path, FILE[: FILE.index("[methods.near]")] + FILE[FILE.index("[tune") :])
     text = path.read_text().replace("[0.01, 0.3]", "[0.01, 0.02, 0.03, 0.04]")

@@ -166,6 +166,7 @@ def test_a_wrong_method_fails(
         check(case)
 
 
+@pytest.mark.slow
 def test_all_failures_are_in_one_message() -> None:
     with pytest.raises(CheckFailedError) as caught:
         check_method(LearnsNothing(), on=[pictures()])

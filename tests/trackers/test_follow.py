@@ -48,6 +48,7 @@ local = {steps = 1}
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_and_its_files_are_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_no_line_of_the_log_tells_another_time_left_than_the_state(make_run: Mak
     assert Follower(out).look().log == (line,)
 
 
+@pytest.mark.slow
 def test_more_rounds_are_waited_for_while_a_process_writes(finished: Path, tmp_path: Path) -> None:
     out = shutil.copytree(finished, tmp_path / "run")
     follower, seen = Follower(out), []

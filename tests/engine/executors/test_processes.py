@@ -198,6 +198,7 @@ def test_the_first_client_that_diverged_is_named() -> None:
     assert messages[0] == messages[1]
 
 
+@pytest.mark.slow
 def test_after_a_process_was_killed_the_run_goes_on(tmp_path: Path) -> None:
     method = FedSDG(rank=2)
 
@@ -277,6 +278,7 @@ def gone(process: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_parent_of_many_threads_can_fork() -> None:
     program, found = start("end")
     assert program.wait(60) == 0
@@ -284,6 +286,7 @@ def test_a_parent_of_many_threads_can_fork() -> None:
     program.communicate()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_busy_processes() -> None:
     program, found = start("sleep")
     time.sleep(0.2)
@@ -293,6 +296,7 @@ def test_an_interrupt_ends_busy_processes() -> None:
     assert all(gone(process) for process in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wait", "sleep"])  # idle, and in the middle of a client
 def test_processes_end_after_their_parent_was_killed(how: str) -> None:
     program, found = start(how)
