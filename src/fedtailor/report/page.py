@@ -21,6 +21,7 @@ from .charts.content import ClientGroup, Json, content, groups
 from .charts.every_client import every_client
 from .charts.pictures import pictures
 from .clients import worst_table
+from .samples import method_samples
 from .sections import ahead, chart_specs, sections
 from .select import Entry
 from .table import Table, table
@@ -132,6 +133,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         caption=comparison.caption,
         notes=comparison.notes,
         sections=list(sections(entries, comparison, shown, of)),
+        samples=method_samples(entries),
         every_client=every_client(shown),
         worst=worst_table(entries, comparison.metric),
         time=_time(entries),

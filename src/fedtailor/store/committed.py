@@ -146,8 +146,8 @@ def finish_roll_back(folder: Path, commit: Commit) -> None:
     have written for good, with the refusals in them. A kill loses nothing: it can be done again.
     Raises InputError where a file is missing or damaged."""
     bring_back(folder / PRIVATE_FILE, commit.round)
-    for path in folder.glob("*-*.safetensors"):
-        match = re.fullmatch(r"(diagnostics|confusion)-(\d+)", path.stem)
+    for path in folder.glob("*-*.*"):
+        match = re.fullmatch(r"(diagnostics|confusion|samples)-(\d+)", path.stem)
         if match and int(match[2]) > commit.round:
             path.unlink()
     path = folder / REFUSED_FILE

@@ -41,6 +41,7 @@ from .records import (
     OmissionRecord,
     Partition,
     RoundLine,
+    Sample,
     ScheduleRecord,
     StartFrom,
     Timing,
@@ -108,6 +109,18 @@ class Run:
     def objective(self) -> Objective:
         """The kind of task."""
         return objective_of(next((one.task for one in self.partitions.values()), None))
+
+
+def read_samples(folder: Path, near: int, until: int) -> tuple[int, list[Sample]]:
+    """Read what models of a trial have written after a round up to ``until``, the one closest to
+    ``near``; (0, []) if there is none. Raises InputError where the file is damaged."""
+    paths = {int(path.stem.rpartition("-")[2]): path for path in folder.glob("samples-*.json")}
+    numbers = [number for number in paths if number <= until]
+    if not numbers:
+        return 0, []
+    number = min(sorted(numbers, reverse=True), key=lambda one: abs(one - near))
+    found = read_json(paths[number]).get("samples", ())
+    return number, [record(Sample, one, f"{paths[number]}: a sample") for one in found]
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:

@@ -220,6 +220,17 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What models have answered to a prompt of ``client``, by model (``base``, ``global`` or a
+    client's number), and the right answer."""
+
+    client: Count
+    prompt: str
+    reference: str
+    answers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class RefusedResult:
     """One line of refused.jsonl: a client's result that a round over Flower went on without."""
 

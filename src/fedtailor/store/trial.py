@@ -237,10 +237,14 @@ class TrialStore:
         tensors = {f"{k}-{done.number:06d}.safetensors": v for k, v in kinds.items() if v}
         for name, values in tensors.items():
             save_tensors(self.path / name, values)
+        shown = f"samples-{done.number:06d}.json"
+        if done.samples:
+            write_json(self.path / shown, {"samples": [asdict(one) for one in done.samples]})
         if done.costs is not None and not self.has_costs:
             write_json(self.path / COSTS_FILE, asdict(done.costs))
         once = {0: START_FILE, 1: COSTS_FILE}.get(done.number)
         files: dict[str, str | None] = {name: held_checksum(self.path / name) for name in tensors}
+        files |= {shown: None} if done.samples else {}
         return {**files, once: None} if once and (self.path / once).exists() else files
 
     def finish(self) -> None:

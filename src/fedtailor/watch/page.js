@@ -126,6 +126,19 @@
     get("refused").querySelector("ul").replaceChildren(...state.trials.flatMap((trial) =>
       trial.lately.map((text) => make("li", { textContent: `${trial.method}, seed ${trial.seed}: ${text}` }))));
   }
+  function showSamples() {
+    const trials = state.trials.filter((trial) => trial.samples.length);
+    get("samples").hidden = trials.length === 0;
+    const box = (name, text) => make("div", {}, [
+      make("p", { className: "soft", textContent: name }), make("p", { textContent: text || "(nothing)" })]);
+    get("samples").querySelector("div").replaceChildren(...trials.flatMap((trial) => [
+      make("h3", { textContent: `${trial.method}, seed ${trial.seed}, after round ${trial.written}` }),
+      ...trial.samples.flatMap((one) => [
+        make("blockquote", { textContent: one.prompt }),
+        make("div", { className: "said" }, [
+          ...one.answers.map(([name, text]) => box(name, text)), box("the right answer", one.reference)]),
+      ])]));
+  }
   function showLog() {
     const log = get("log").querySelector("pre");
     const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
@@ -143,6 +156,7 @@
     get("bar").value = state.round;
     get("report").hidden = !(state.isOver && state.report);
     showTable();
+    showSamples();
     showLog();
     await showCurves();
     document.documentElement.dataset.version = state.version;

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..report.numbers import bare
+from ..report.samples import ShownSample
 from ..store.metrics import Metric, unit_of
 from ..units import in_words
 
@@ -63,6 +64,8 @@ class TrialState:
     reason: str | None = None
     curve: Points = ()
     losses: Points = ()
+    samples: tuple[ShownSample, ...] = ()  # what models have written last ...
+    written: int = 0  # ... after this round
 
     @property
     def title(self) -> str:
@@ -77,7 +80,7 @@ class TrialState:
     def as_dict(self) -> dict[str, Any]:
         """The state as a dict, for JSON; curves are not copied."""
         scores = {k: vars(v) for k, v in vars(self).items() if isinstance(v, RoundScore)}
-        return vars(self) | scores
+        return vars(self) | scores | {"samples": [vars(one) for one in self.samples]}
 
 
 @dataclass(frozen=True)

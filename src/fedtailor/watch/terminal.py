@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import one_line
 from ..units import seconds_text, si
 from .state import Points, RunState, State, TrialState
 
@@ -95,10 +96,21 @@ class View:
         for trial in state.trials:
             texts = [*trial.lately[-1:], *([trial.reason] if trial.reason else [])]
             found += [_line(f"{trial.title}: {text}", "yellow") for text in texts]
+        found += _written(state)
         found += [_line(_DAY.sub(r"\1", text), "dim") for text in state.log[-_LOG:]]
         if state.is_over and state.report:
             found.append(Text(f"report: {state.report}"))
         return found
+
+
+def _written(state: RunState) -> list[RenderableType]:
+    """The first prompt that models of the last trial with texts have answered, a line an answer."""
+    for trial in reversed(state.trials):
+        for sample in trial.samples[:1]:
+            title = f"{trial.title}, after round {trial.written}: {one_line(sample.prompt)}"
+            said = [f"  {model}: {one_line(text)}" for model, text in sample.answers]
+            return [_line(title, "bold"), *(_line(text, "") for text in said)]
+    return []
 
 
 def _line(text: str, style: str) -> Text:

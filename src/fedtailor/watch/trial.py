@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import one_line
+from ..report.samples import in_words
 from ..store.format import REFUSED_FILE, missing
 from ..store.logs import read_refused
 from ..store.metrics import Metric, best_round, higher_is_better
+from ..store.read import read_samples
 from ..trackers.trial import TrackedTrial, Values
 from .files import Lines, Mark, mark_of
 from .state import Points, RoundScore, State, TrialState
@@ -39,6 +41,7 @@ class FollowedTrial:
         folder = trial.folder
         self._files = (folder, folder / "history.jsonl", folder / "commit.json")
         self._points: dict[int, Values] = {}
+        self._names = names
         self._refused = _Refused(trial.folder / REFUSED_FILE, names)
         self.known = TrialState(trial.label, trial.seed, State.WAITING, 0, rounds)
 
@@ -72,6 +75,7 @@ class FollowedTrial:
         own, shared = (
             self._curve(f"validation/{model}/{self._metric}") for model in ("personal", "global")
         )
+        written, samples = read_samples(self._trial.folder, commit.round, commit.round)
         losses, seconds = self._curve("train/loss"), self._curve("seconds/so_far")
         self.timed, so_far = len(seconds), max(seconds.values(), default=0.0)
         self.known = replace(
@@ -88,6 +92,8 @@ class FollowedTrial:
             bytes=round(max(self._curve("bytes/so_far").values(), default=0)),
             curve=_thinned(own),
             losses=_thinned(losses),
+            samples=in_words(samples, self._names),
+            written=written,
         )
 
     def _curve(self, name: str) -> dict[int, float]:
