@@ -15,7 +15,7 @@ import fedtailor as ft
 from fedtailor.methods import METHODS
 from fedtailor.models import from_module, load_model
 from fedtailor.random import key
-from fedtailor.task.writing import Spoken, write
+from fedtailor.task.writing import Spoken, Together, write
 from tests import kinds
 from tests.models.small import CAUSAL, DECODERS, GENERATORS, ROTARY, WRITER, save
 
@@ -120,6 +120,12 @@ def test_methods_write_the_same_from_what_they_keep(label: str) -> None:
         return logits(batch)
 
     prompts = [[6, 7, 8], [9, 10, 11, 12, 13]]
+    if method.keeps_keys:  # rows of two clients at once
+        other = {name: value * 1.5 for name, value in state.items()}
+        both = Together(task, partial(method.predict, task), [state, other])
+        each = (partial(method.predict, task, one) for one in (state, other))
+        alone = [write(task, one, [p], 6)[0] for one, p in zip(each, prompts, strict=True)]
+        assert write(task, both, prompts, 6) == alone
     ours = write(task, watched, prompts, 6, keeps=method.keeps_keys)
     assert ours == write(task, logits, prompts, 6, keeps=False)
     assert widths == ({5, 1} if method.keeps_keys else {*range(5, 11)})

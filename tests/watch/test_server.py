@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from fedtailor.errors import InputError
-from fedtailor.watch import server as watch_server
+from fedtailor.watch import bounded
+from fedtailor.watch.bounded import LOCAL
 from fedtailor.watch.follow import Follower
-from fedtailor.watch.server import LOCAL, PageServer
+from fedtailor.watch.server import PageServer
 
 MakeRun = Callable[..., Path]
 REFUSAL = '{"round": 4, "client": 2, "reason": "away"}\n'
@@ -136,7 +137,7 @@ def test_a_port_that_is_taken_is_told(make_run: MakeRun) -> None:
     with serving(out) as server:
         port = server.server_address[1]
         with pytest.raises(
-            InputError, match=rf"--serve 127.0.0.1:{port}: Address already in use; ch"
+            InputError, match=rf"listen at 127.0.0.1:{port}: Address already in use; ch"
         ):
             PageServer(Follower(out), LOCAL, port)
 
@@ -194,7 +195,7 @@ def test_malformed_requests_are_refused_without_a_word(
 def test_connections_that_drip_are_bounded_in_number_and_in_time(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch_server, "_MOST_OPEN", 8)
+    monkeypatch.setattr(bounded, "_MOST_OPEN", 8)
     with serving(make_run(done=3)) as server:
         before = threading.active_count()
         dripping = [socket.create_connection(server.server_address[:2]) for _ in range(40)]
@@ -205,7 +206,7 @@ def test_connections_that_drip_are_bounded_in_number_and_in_time(
         while (number := threading.active_count() - before) > 8 and time.monotonic() < end:
             time.sleep(0.02)
         assert number <= 8
-        monkeypatch.setattr(watch_server, "_PATIENCE", 0.2)
+        monkeypatch.setattr(bounded, "_PATIENCE", 0.2)
         begin, is_open = time.monotonic(), True
         while is_open and time.monotonic() < begin + 5:
             time.sleep(0.02)

@@ -130,7 +130,8 @@ def _place(address: str) -> tuple[str, int]:
 
 
 def _serve(follower: Follower, host: str, port: int) -> None:
-    from ..watch.server import LOCAL, PageServer
+    from ..watch.bounded import LOCAL
+    from ..watch.server import PageServer
 
     with PageServer(follower, host or LOCAL, port) as server:
         print(f"{server.url} follows {follower.run}; Ctrl-C ends it", flush=True)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..objectives.objective import IGNORED
-from ..params import Batch
+from ..params import Batch, Params, stack
 from .task import Task
 
 Ids = Sequence[int]
-Said = Callable[[int, int], None]  # is told the row and the token that it has got
+Said = Callable[[int, int], object]  # is told the row and the token it has got; True ends the text
 _CACHE = ("cache", "past_key_values")  # what versions of transformers call it
 _Following = Callable[
     [list[list[int]]], list[int]
@@ -69,6 +69,24 @@ class Memory:
             inputs["logits_to_keep"] = 1
         return {**inputs, self._name: self._caches[at], "use_cache": True}
 
+    def tensors(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Return what is kept of each pass: keys and values ``[b, heads, L, d]`` of each layer."""
+        return [[(of.keys, of.values) for of in cache.layers] for cache in self._caches]
+
+    def restore(self, kept: list[list[tuple[Tensor, Tensor]]]) -> None:
+        """Go on from `tensors` of a decoder."""
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
+        for of_pass in kept:
+            cache: Any = DynamicCache()
+            for keys, values in of_pass:
+                layer = DynamicLayer()
+                layer.keys, layer.values, layer.is_initialized = keys, values, True
+                layer.dtype, layer.device = keys.dtype, keys.device
+                cache.layers.append(layer)
+            self._caches.append(cache)
+
     def keep(self, output: Any) -> None:
         """Note what the pass has returned."""
         encoded = getattr(output, "encoder_last_hidden_state", None)
@@ -99,6 +117,39 @@ def remembers(task: Task) -> bool:
     return bool(takes) and hasattr(task.backbone.prepare, "masks")
 
 
+class Together:
+    """The logits of rows that each have a state of their own, for `write`: under torch.func.vmap,
+    with what is kept of each row. The model must have masks that vmap can follow (`can_share`)."""
+
+    def __init__(
+        self, task: Task, predict: Callable[[Params, Batch], Tensor], states: Sequence[Params]
+    ) -> None:
+        self._task, self._predict = task, predict
+        self._states = stack(states)
+        self._kept: list[list[tuple[Tensor, Tensor]]] = []
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """``[b, L]`` to ``[b, 1, vocabulary]``."""
+        logits: Tensor
+        logits, self._kept = torch.func.vmap(self._row)(self._states, batch, self._kept)
+        return logits
+
+    def _row(
+        self, state: Params, batch: Batch, kept: list[list[tuple[Tensor, Tensor]]]
+    ) -> tuple[Tensor, Any]:
+        memory = Memory(self._task)
+        memory.restore(kept)
+        with self._task.remembering(memory):
+            logits = self._predict(state, {name: row[None] for name, row in batch.items()})
+        return logits[0], memory.tensors()
+
+
+def can_share(task: Task) -> bool:
+    """Say whether rows with states of their own can be written `Together`."""
+    has_masks = getattr(task.backbone.prepare, "masks", False)
+    return remembers(task) and has_masks and not task.backbone.objective.has_decoder
+
+
 def window_of(task: Task) -> int | None:
     """Return how many tokens the model reads at most; None: any number, or unknown."""
     prepare, config = task.backbone.prepare, getattr(task.backbone.model, "config", None)
@@ -110,7 +161,7 @@ def write(
     task: Task,
     logits: Callable[[Batch], Tensor],
     prompts: Sequence[Ids],
-    most: int,
+    most: int | Sequence[int],
     *,
     keeps: bool = True,
     said: Said | None = None,
@@ -122,33 +173,38 @@ def write(
         task: the model.
         logits: from a batch to ``[b, L, vocabulary]``, by `Task.logits`.
         prompts: token ids, one or more each.
-        most: how many tokens are written at most. A text is no longer than the model's window.
+        most: how many tokens are written at most, of each row or of all. A text is
+            no longer than the model's window.
         keeps: whether the model may keep keys and values: ``logits`` looks at nothing but the
             outputs of the model.
         said: is told of each token at once.
     """
     window, has_decoder = window_of(task), task.backbone.objective.has_decoder
     read = [0 if has_decoder else len(prompt) for prompt in prompts]
-    room = [most if window is None else min(most, window - count) for count in read]
+    wanted = [most] * len(prompts) if isinstance(most, int) else most
+    room = [
+        count if window is None else min(count, window - start)
+        for count, start in zip(wanted, read, strict=True)
+    ]
     texts: list[list[int]] = [[] for _ in prompts]
     is_open = [count > 0 for count in room]
-    memory = Memory(task) if keeps and remembers(task) else None
+    shares = isinstance(logits, Together)
+    memory = Memory(task) if keeps and remembers(task) and not shares else None
 
     def logits_of(batch: Batch) -> Tensor:
         batch = {name: value.to(task.device) for name, value in batch.items()}
         with nullcontext() if memory is None else task.remembering(memory):
             return logits(batch)
 
-    make = _translated if has_decoder else _anew if memory is None else _continued
+    make = _translated if has_decoder else _continued if memory or shares else _anew
     following = make(logits_of, prompts)
     with torch.no_grad():
         while any(is_open):
             for row, token in enumerate(following(texts)):
                 if is_open[row] and token not in task.backbone.ends:
                     texts[row].append(token)
-                    is_open[row] = len(texts[row]) < room[row]
-                    if said is not None:
-                        said(row, token)
+                    is_ended = said is not None and said(row, token) is True
+                    is_open[row] = len(texts[row]) < room[row] and not is_ended
                 else:
                     is_open[row] = False
     return texts

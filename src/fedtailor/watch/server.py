@@ -8,32 +8,25 @@ point here (DNS rebinding). Connections are bounded in number, and each request 
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from .. import report
-from ..errors import InputError, one_line, whole_number
+from ..errors import InputError, whole_number
 from ..report import drawing
 from ..report.charts import specs
 from ..report.numbers import scale_of
 from ..store.format import as_json
+from .bounded import BoundedHandler, BoundedServer
 from .follow import Follower
 from .state import RunState
 
-LOCAL = "127.0.0.1"
 _PAUSE = 0.5  # seconds; requests within share a look
-_PATIENCE = 60.0  # seconds for a browser to ask, and to take the answer
-_MOST_OPEN = 64  # connections, each with a thread
 _HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
 _FILES = {
     "/": (_HERE / "page.html", "text/html"),
@@ -49,7 +42,7 @@ _POLICY = (
 )
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer(BoundedServer):
     """Serves the page of a run.
 
     Args:
@@ -61,79 +54,13 @@ class PageServer(ThreadingHTTPServer):
         InputError: nothing can listen there.
     """
 
-    daemon_threads = True
-    request_queue_size = _MOST_OPEN  # connections that wait to be taken
-
     def __init__(self, follower: Follower, host: str, port: int) -> None:
-        host = host.strip("[]")
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.host = host
-        try:
-            super().__init__((host, port), _Handler)
-        except OSError as error:
-            where = f"{host}:{port}"
-            raise InputError(f"--serve {where}: {error.strerror}; choose another port") from None
-        self._open: dict[socket.socket, float] = {}  # the connections, and when their request began
+        super().__init__(host, port, _Handler)
         self._follower = follower
         self._lock = threading.Lock()
         self._looked = 0.0
         self._version = time.time_ns() // 1_000_000  # a page may know those of an earlier server
         self._state: RunState | None = None
-
-    @property
-    def url(self) -> str:
-        """Where a browser finds the page."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.server_address[1]}/"
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
-        return self.host == "localhost" or _is_loopback(self.host)
-
-    def accepts(self, host: str) -> bool:
-        """Whether ``host``, a request's header, names this machine: by a number, which can't be
-        made to point elsewhere, or by a name that is its own."""
-        name = urlsplit(f"//{host}").hostname or ""
-        own = {"localhost", self.host.lower(), socket.gethostname().lower()}
-        return name in own or _is_number(name)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say in a line what went wrong, and nothing of a browser that has gone away."""
-        error = sys.exception()
-        if not isinstance(error, ConnectionError | TimeoutError):
-            what = one_line(f"{type(error).__name__}: {error}")
-            print(f"fedtailor: a request was not answered: {what}", file=sys.stderr, flush=True)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own; of too many, the one that has waited longest
-        is closed."""
-        if len(self._open) >= _MOST_OPEN:
-            self._end(min(list(self._open.items()), key=lambda one: one[1])[0])
-        self.note(request)
-        super().process_request(request, client_address)
-
-    def note(self, connection: socket.socket) -> None:
-        """Note that a request begins."""
-        self._open[connection] = time.monotonic()
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Close connections whose request takes too long: `serve_forever` calls this often."""
-        latest = time.monotonic() - _PATIENCE
-        for connection, begin in list(self._open.items()):
-            if begin < latest:
-                self._end(connection)
-
-    def _end(self, connection: socket.socket) -> None:
-        """Let the thread of a connection see its end."""
-        self._open.pop(connection, None)
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
 
     def answer(self, known: int) -> dict[str, Any]:
         """What the page gets that knows the version ``known``: the run's state, or only the time
@@ -190,31 +117,12 @@ def _style() -> str:
     return colours + "".join(sheet.read_text("utf-8") for sheet in sheets)
 
 
-def _is_number(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(host: str) -> bool:
-    return _is_number(host) and ipaddress.ip_address(host).is_loopback
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     """Answers one browser."""
 
     server: PageServer
-    protocol_version = "HTTP/1.1"
-    timeout = _PATIENCE
 
-    def handle_one_request(self) -> None:
-        """Answer a request, which begins now."""
-        self.server.note(self.connection)
-        super().handle_one_request()
-
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         """Answer a request."""
         try:
             accepted = self.server.accepts(self.headers.get("Host", ""))
@@ -258,9 +166,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Security-Policy", policy)
         self.end_headers()
         self.wfile.write(content)
-
-    def version_string(self) -> str:
-        return "fedtailor"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a request is no news."""
