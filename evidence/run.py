@@ -86,7 +86,7 @@ LATER: Mapping[str, Any] = {
     "norm_quantile": 0.5, "target": 0, "poisoned": 0.5, "scale": [],
     "text_pair": None, "class_weights": None, "huber_delta": None,
     "attention": "sdpa", "chat_template": None, "dtype": "fp32", "picture_size": None,
-    "micro_batch": None, "pack": False,
+    "quantise": None, "micro_batch": None, "pack": False,
     "beta": None, "reference": None,
     "lora": {"rslora": False, "dropout": 0.0, "dora": False},
     "generate": {"examples": 0, "tokens": 64, "every": None},

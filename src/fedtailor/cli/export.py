@@ -39,6 +39,11 @@ def _export(options: argparse.Namespace) -> None:
         print(said, file=sys.stderr)
     if doubts := scores.doubts(clients):
         print(f"fedtailor: {doubts}", file=sys.stderr)
+    if rounding := trained.experiment.model.rounding:
+        print(
+            f"note: trained on a base in {rounding}; this is of its unrounded weights",
+            file=sys.stderr,
+        )
     say_how_to_try(out)
 
 

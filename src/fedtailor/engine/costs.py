@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..params import Params, count
+from ..task.quantised import num_parameters
 from ..task.task import Task
 from .malloc import give_back_freed_memory
 
@@ -75,7 +76,7 @@ def measure(task: Task, received: Params, private: Params, sent: Params, *, trai
         trained=trained,
         communicated=count(sent),
         private=count(private),
-        model=sum(p.numel() for p in task.model.parameters()),
+        model=num_parameters(task.model),
         down=wire_bytes(received),
         up=wire_bytes(sent),
     )

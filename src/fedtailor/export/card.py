@@ -104,6 +104,8 @@ def card(
     ]
     if (get := about["base"]["get"] or "").startswith("pip "):
         lines.append(f"| the base model came with | `{get}`; this folder doesn't need it |")
+    if rounding := experiment.model.rounding:
+        lines.append(f"| trained on | the base in {rounding}; here it has its unrounded weights |")
     if about["id2label"]:
         lines.append(f"| classes | {', '.join(map(markdown, about['id2label'].values()))} |")
     if about["max_length"]:

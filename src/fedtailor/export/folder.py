@@ -65,8 +65,9 @@ class ClientModel:
 
     @property
     def network(self) -> Network:
-        """The base model."""
-        return Network(self.task.original, self.experiment.model, self.data)
+        """The base model, with weights that are not rounded."""
+        base = self.task.original
+        return Network(base.exact() if base.exact else base, self.experiment.model, self.data)
 
 
 def export_model(

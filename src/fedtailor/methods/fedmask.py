@@ -45,6 +45,7 @@ from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, Optimiser, train
 from ..params import Batch, Params
 from ..task.backbone import Backbone
+from ..task.quantised import check_frozen
 from ..task.step import StepModule
 from ..task.surgery import replace
 from ..task.task import Task
@@ -120,6 +121,7 @@ class FedMask(Method):
         model = backbone.model
         last = tuple(path for unit in units(model)[-2:] for path in unit)
         train_layers(backbone, self.layers or last)
+        check_frozen(model, model)
         chosen = [
             (path, module)
             for path, module in model.named_modules()

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from ..task.backbone import LoRAOptions
+from ..task.quantised import Form
 
 MOST_SIDE = 1024  # pixels; models of the hub take pictures of up to 600 or so
 
@@ -23,6 +24,7 @@ class ModelConfig:
     # backbone; the path is relative to the experiment file
     factory: str | None = None
     dtype: Literal["fp32", "bf16"] = "fp32"  # of weights that no method trains
+    quantise: Form | None = None  # "nf4" or "int8": the linear layers of the blocks, frozen
     # how a conversation becomes a text: "alpaca", "chatml" or a template in Jinja's language
     chat_template: str | None = None
     # text classification: "mean" over the real tokens and a linear head, or "native", the
@@ -42,3 +44,8 @@ class ModelConfig:
     image_size: Annotated[int, Gt(0), Le(MOST_SIDE)] | None = None
     # a factor on the channels of resnet9, cnn and lenet
     width: Annotated[float, Gt(0), Le(16)] = 1.0
+
+    @property
+    def rounding(self) -> str:
+        """How weights are rounded that no method trains; empty: they are not."""
+        return " and ".join(one for one in (self.quantise, self.dtype) if one not in (None, "fp32"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,9 @@ from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..task.backbone import Backbone, LoRAOptions
 from ..task.batch_norm import BatchNormMode
+from ..task.quantised import quantise_layers, quantised
 from ..user_code import load, own_faults
-from .blocks import find_blocks, find_head
+from .blocks import ALL_LINEAR, find_blocks, find_head
 from .chat import chat_template
 from .cnn import Network
 from .config import MOST_SIDE, ModelConfig
@@ -102,9 +104,21 @@ def load_model(
             f"model.dropout = {config.dropout} has no effect: {type(model).__name__} has no "
             "dropout but that of attention weights, which is always off; leave it out"
         )
+    if config.quantise is not None:
+        layers = [path for block in find_blocks(model, [ALL_LINEAR]) for path in block]
+        if not layers:
+            raise InputError(
+                f"model.quantise = {config.quantise!r}: {type(model).__name__} has no linear layer "
+                "in a numbered block; leave it out"
+            )
+        quantise_layers(model, layers, config.quantise)
     if config.dtype == "bf16":
+        exact = {one.scales for one in quantised(model).values()}
         for parameter in model.parameters():  # buffers, such as those of rotations, stay exact
-            parameter.data = parameter.data.bfloat16()
+            if parameter not in exact:
+                parameter.data = parameter.data.bfloat16()
+    exactly = replace(config, dtype="fp32", quantise=None)
+    again = partial(load_model, exactly, task, num_classes, seed, modality, picture)
     return Backbone(
         model.eval(),
         objective,
@@ -117,6 +131,7 @@ def load_model(
         pretrained=config.pretrained,
         batch_norm=config.batch_norm,
         lora=config.lora,
+        exact=None if config == exactly else cache(again),
     )
 
 
@@ -241,6 +256,7 @@ def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backb
         "attention",
         "chat_template",
         "dtype",
+        "quantise",
     ):
         if getattr(config, name) != getattr(default, name):
             value = getattr(config, name)

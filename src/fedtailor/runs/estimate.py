@@ -23,6 +23,7 @@ from ..method import FineTuning, Method
 from ..store.committed import read_commit
 from ..store.format import has_commit, trial_folder
 from ..task.backbone import Backbone
+from ..task.quantised import num_parameters
 from ..units import si
 from ..user_code import portable
 from .build import Inputs
@@ -55,7 +56,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     ]
     names = federation.names or ()
     any_device = "cuda" if torch.cuda.is_available() else "cpu"
-    parameters = sum(value.numel() for value in backbone.model.parameters())
+    parameters = num_parameters(backbone.model)
     methods = []
     if not federation.remote:
         methods = [_method(inputs, label, left, ranks) for label in labels]

@@ -78,6 +78,8 @@ class Backbone:
     tokenizer: Any = field(default=None, repr=False)
     pretrained: bool = True
     batch_norm: BatchNormMode = "train"
+    # the same with exact weights, where these are rounded
+    exact: Callable[[], Backbone] | None = field(default=None, repr=False, compare=False)
     lora: LoRAOptions = LoRAOptions()
 
     @property

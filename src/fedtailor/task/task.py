@@ -26,6 +26,7 @@ from .fast_pooling import use_fast_max_pool
 from .frozen_prefix import Prefix, find_prefix
 from .packing import Packing
 from .pieces import score_in_pieces
+from .quantised import check_frozen
 from .step import StepContext, bind, key_dropout
 
 Precision = Literal["fp32", "bf16"]
@@ -77,6 +78,7 @@ class Task:
             self.backbone = copy.copy(backbone)
             object.__setattr__(self.backbone, "model", _copy_modules(backbone.model))
             self.model = adapt(self.backbone).to(self.device)
+        check_frozen(backbone.model, self.model)
         for parameter in self.model.parameters():
             if parameter.dtype == torch.bfloat16:
                 precision = "bf16"
