@@ -43,7 +43,7 @@ NAVIGATION = {
     "Tutorials": ["start", *pages_of("tutorials")],
     "Notebooks": pages_of("notebooks"),
     "How-to guides": [
-        "experiments", "continue", "tune", "data", "models", "python", "report", "predict",
+        "experiments", "continue", "tune", "data", "models", "python", "report", "predict", "serve",
         "export", "metrics", "track", "robustness", "faults", "torchrun", "deployment", "faq",
     ],
     "Methods": ["when", "methods/index"],

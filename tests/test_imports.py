@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "inference": ENGINE | {"engine", "runs", "store"},
     "trackers": GROUND | {"report", "store"},
     "watch": GROUND | {"objectives", "report", "store", "trackers"},
+    "serving": ENGINE | {"runs", "inference", "watch"},
     "export": ENGINE | {"layers", "models", "report", "runs", "inference", "store"},
     "results": GROUND | {"data", "task", "report", "runs", "inference", "store"},
     "advice": GROUND
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "deploy": GROUND | {"data", "runs", "export", "flower", "store"},
     "cli": GROUND
     | {"objectives", "data", "models", "method", "methods", "engine", "report", "runs", "store"}
-    | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice"},
+    | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice", "serving"},
     "__main__": {"cli"},
 }
 

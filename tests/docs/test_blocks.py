@@ -194,10 +194,13 @@ factory = "net.py:make"
 @pytest.mark.slow
 def test_python_about_metrics_and_runs_runs(folder: Path) -> None:
     names: dict[str, Any] = {"experiment": digits(6)}
-    own, given, on_round, patience = (b.content for b in of_page("docs/metrics.md", "python"))
+    own, given, judge, on_round, patience = (
+        b.content for b in of_page("docs/metrics.md", "python")
+    )
     exec_block(own, names)
     labels, probabilities = np.array([3, 3, 1, 0]), np.eye(4)[[3, 0, 1, 0]]
     assert names["rare_recall"](labels, probabilities) == 0.5
+    assert exec_block(judge, {})["is_short"]("a bed?", "here", "it is")
     exec_block(given, names)
     for run_of in (on_round, patience):
         shutil.rmtree("runs")

@@ -145,6 +145,8 @@ class PersonalModel:
             ids = [prompts[row].tolist() for row in rows]
             said = None if say is None else Spoken(tokenizer, say)
             new = write(task, logits, ids, most, keeps=keeps, said=said)
+            if said is not None:
+                said.finish()
             for row, tokens in zip(rows, new, strict=True):
                 texts[row] = tokenizer.decode(tokens, skip_special_tokens=True)
         return texts

@@ -107,7 +107,15 @@ class Spoken:
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character
-            self._say(text[self._said :])
+            self._say_rest(text)
+
+    def finish(self) -> None:
+        """Say what is left, also half a character."""
+        self._say_rest(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+
+    def _say_rest(self, text: str) -> None:
+        if rest := text[self._said :]:
+            self._say(rest)
             self._said = len(text)
 
 

@@ -1,0 +1,68 @@
+"""``fedtailor serve``: a finished run's language models behind an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from ..errors import InputError
+from .options import add_trained, add_which
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` the command's options."""
+    add_trained(parser)
+    add_which(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS",
+        help="default: 127.0.0.1, which this machine alone can reach; another needs a key",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
+    parser.add_argument(
+        "--key", help="what requests must bear; better in FEDTAILOR_SERVE_KEY in the environment"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=512, metavar="N", help="of an answer; default: 512"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=8, metavar="N",
+        help="requests that are answered together at most; default: 8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--waiting", type=int, default=32, metavar="N",
+        help="requests that wait at most; more are refused; default: 32",
+    )  # fmt: skip
+    parser.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from ..runs.trained import open_trained
+    from ..serving.models import Models
+    from ..serving.server import KEY, ModelServer
+
+    if not 0 <= options.port <= 65535:
+        raise InputError(f"--port {options.port}: allowed: 0 to 65535")
+    for name, most in (("max_tokens", 100_000), ("batch", 256), ("waiting", 10_000)):
+        value = getattr(options, name)
+        if not 1 <= value <= most:
+            raise InputError(f"--{name.replace('_', '-')} {value}: allowed: 1 to {most}")
+    trained = open_trained(options.run, options.method, options.seed, which=options.which)
+    backbone = trained.task.backbone
+    if not backbone.objective.writes or backbone.tokenizer is None:
+        raise InputError(
+            f"{options.run} has models for {backbone.objective.name!r}, which write no texts; use "
+            "fedtailor predict"
+        )
+    key = options.key or os.environ.get(KEY)
+    models = Models(trained)
+    limits = {"most": options.max_tokens, "together": options.batch, "waiting": options.waiting}
+    with ModelServer(models, options.host, options.port, key=key, **limits) as server:
+        few = ", ".join(models.names[:5]) + (", ..." if len(models.names) > 5 else "")
+        print(f"{server.url}v1 serves {few}; Ctrl-C ends it", flush=True)
+        if not server.is_local:
+            print(
+                "the key and the texts travel in the clear; put a proxy with TLS in front",
+                file=sys.stderr,
+            )
+        server.serve_forever()

@@ -1,0 +1,1 @@
+"""The models of a finished run behind an OpenAI-compatible endpoint on this machine."""
