@@ -34,13 +34,21 @@ _SHAPE = {
     "vocab_size": len(_TOKENS),
     "max_position_embeddings": 40,
 }
-ENCODER = transformers.BertConfig(**_SHAPE)
+ENCODER = transformers.BertConfig(
+    **_SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
 DECODER = transformers.LlamaConfig(
     **_SHAPE, num_key_value_heads=1, pad_token_id=0, bos_token_id=2, eos_token_id=3
 )
 T5 = transformers.T5Config(
     vocab_size=len(_TOKENS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
-    pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+    dropout_rate=0.0, pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+)  # fmt: skip
+BART = transformers.BartConfig(
+    vocab_size=len(_TOKENS), d_model=16, encoder_layers=2, decoder_layers=2,
+    encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
+    max_position_embeddings=40, dropout=0.0, pad_token_id=0, eos_token_id=3,
+    decoder_start_token_id=2,
 )  # fmt: skip
 MODELS: dict[str, Any] = {  # by kind; the others: ENCODER
     "causal-lm": DECODER,
@@ -67,12 +75,18 @@ def rows(kind: str, number: int = 90) -> tuple[list[Any], list[Any] | None]:
     if kind == "token-classification":
         return split, [_tags(words) for words in split]
     if kind == "instruct":
-        roles = "user", "assistant"
-        turns = [(" ".join(words[:2]), " ".join(words[::-2])) for words in split]
+        roles = ["user", "assistant"] * 2
+        every = [
+            [" ".join(words[:2]), " ".join(words[::-2]), words[-1], " ".join(words[1:4])]
+            for words in split
+        ]
         return [
-            [{"role": role, "content": said} for role, said in zip(roles, turn, strict=True)]
-            for turn in turns
-        ], None
+            [
+                {"role": role, "content": said}
+                for role, said in zip(roles, turns[: 2 + 2 * (row % 2)], strict=False)
+            ]
+            for row, turns in enumerate(every)
+        ], None  # every second one has two turns of each
     if kind == "preference":  # the longer of two answers
         return [
             {
@@ -110,9 +124,10 @@ def _questions(draw: np.random.Generator, number: int) -> tuple[list[Any], list[
     return pairs, answers
 
 
-def save_model(folder: Path, kind: str) -> Path:
+def save_model(folder: Path, kind: str, architecture: Any = None) -> Path:
     """A model with random weights, and a tokenizer of few words."""
-    save(folder, MODELS.get(kind, ENCODER), OBJECTIVES[kind].auto_classes["text"])
+    architecture = architecture or MODELS.get(kind, ENCODER)
+    save(folder, architecture, OBJECTIVES[kind].auto_classes["text"])
     made = Tokenizer(models.WordLevel({t: n for n, t in enumerate(_TOKENS)}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
