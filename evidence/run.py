@@ -87,7 +87,7 @@ LATER: Mapping[str, Any] = {
     "text_pair": None, "class_weights": None, "huber_delta": None,
     "attention": "sdpa", "chat_template": None, "dtype": "fp32", "picture_size": None,
     "quantise": None, "micro_batch": None, "pack": False,
-    "beta": None, "reference": None,
+    "beta": None, "reference": None, "templates": [], "by_client": [],
     "lora": {"rslora": False, "dropout": 0.0, "dora": False},
     "generate": {"examples": 0, "tokens": 64, "every": None},
 }  # fmt: skip

@@ -123,7 +123,9 @@ def test_a_setting_without_effect_is_refused(evaluate: dict[str, Any], words: st
 
 def test_other_kinds_write_nothing() -> None:
     config = ft.EvaluateConfig(generate=ft.GenerateConfig(examples=1))
-    with pytest.raises(ft.InputError, match=r"for models that write texts; .* 'regression'"):
+    with pytest.raises(
+        ft.InputError, match=r"for models that learn to write texts; .* 'regression'"
+    ):
         Metrics(config).check(OBJECTIVES["regression"])
 
 

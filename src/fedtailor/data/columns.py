@@ -19,6 +19,7 @@ from .config import DataConfig
 from .names import check_names
 from .omissions import Omission, of_rows
 from .table import Indices
+from .templates import fill
 
 _IMAGE = ("image", "img")
 _TEXT = ("string", "large_string")
@@ -174,18 +175,30 @@ def joined_inputs(
     label = config.label
     if not answered and label not in columns:
         label = None
+    every = columns
     columns = [name for name in columns if name != config.client]
     used = objective.joined(columns, config.text, config.text_pair, label)
     for name in filter(None, used):
         find_column(columns, name, (), "data.text, data.text_pair or data.label")
     check_roles([*filter(None, used[:-1])], [used[-1]] if used[1:] else [], None, "data.")
-    if (answered and not used[-1]) or not any(used[-3:-1] or used):
+    fills = bool(config.templates) and config.client in every
+    if (answered and not used[-1]) or not (fills or any(used[-3:-1] or used)):
         raise InputError(
             f"no columns have usual names for the task {objective.name!r}: "
             f"{objective.needed_columns}; name them with data.text and data.label; columns: "
             f"{', '.join(columns)}"
         )
-    return objective.conversations([cells_of(name) if name else None for name in used])
+    cells = [cells_of(name) if name else None for name in used]
+    if fills and config.client is not None:
+        if len(used) == 1:
+            raise InputError(
+                f"data.templates are for columns of prompts and answers; column {used[0]!r} holds "
+                "whole conversations"
+            )
+        owners = cells_of(config.client)
+        prompts = cells[-3] or [None] * len(owners)
+        cells[-3] = fill(config.templates, prompts, owners, every, cells_of)
+    return objective.conversations(cells)
 
 
 def _reader(

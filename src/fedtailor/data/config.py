@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from ..errors import InputError
+from ..errors import InputError, brief
 from ..objectives import OBJECTIVES, objective_of
+from .templates import Template
 
 Fraction = Annotated[float, Ge(0), Lt(1)]
 MOST_ROWS = 2**31 - 1  # of a table or of a client: rows are counted in 32 bits
@@ -33,6 +34,8 @@ class DataConfig:
     text_pair: str | None = None  # a second text of each example, such as a hypothesis
     image: str | None = None
     label: str | tuple[str, ...] | None = None  # several: of 0 and 1 each
+    # of tasks that join columns: prompts by client
+    templates: tuple[Template, ...] = ()
     client: str | None = None  # the natural client: a user, a hospital, a role
     classes: tuple[str, ...] = ()  # their names, in order; (): those of the training rows
     # of numbers to predict: their mean and deviation; (): those of the training rows
@@ -58,6 +61,13 @@ class DataConfig:
             raise InputError(
                 f"data.label = {list(self.label)}: the task {objective.name!r} reads one column; "
                 f"for several set data.task = {' or '.join(others)}"
+            )
+        for one in self.templates:
+            one.check()
+        if self.templates and not (objective.joins_columns and self.client):
+            raise InputError(
+                f"data.templates are prompts by client: they need data.client, which is "
+                f"{brief(self.client)}, and a task with prompts, and not {objective.name!r}"
             )
         if self.scale and (len(self.scale) != 2 or self.scale[1] <= 0):
             raise InputError(

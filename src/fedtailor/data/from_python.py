@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _FIRST = 100  # rows by which a table's task is recognised
 _KEPT = (
-    *("task", "classes", "scale", "huber_delta", "beta", "reference", "picture_size", "max_length"),
-    *("limit", "skip", "limit_test"),
+    *("task", "classes", "scale", "huber_delta", "beta", "reference", "templates"),
+    *("picture_size", "max_length", "limit", "skip", "limit_test"),
 )
 
 
@@ -277,7 +277,13 @@ class Data:
         return cls({"name": name, **_stated(task, classes)}, columns)
 
     def config(self, config: DataConfig) -> DataConfig:
-        """An experiment's ``[data]`` with this source; the length of texts and limits stay."""
+        """An experiment's ``[data]`` with this source; the length of texts and limits stay. Raises
+        InputError where it has templates, and this source has its prompts already."""
+        if config.templates and self.columns is not None:
+            raise InputError(
+                "data.templates fill in columns of files; these data are in memory: write the "
+                "prompts into them"
+            )
         return DataConfig(**{**{name: getattr(config, name) for name in _KEPT}, **self.fields})
 
     def load(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Dataset:

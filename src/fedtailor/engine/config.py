@@ -43,6 +43,14 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True)
+class ClientMetric:
+    """The metric of some clients, by name."""
+
+    clients: tuple[str, ...] = ()
+    metric: str = ""
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """When and on whom models are evaluated."""
 
@@ -57,6 +65,8 @@ class EvaluateConfig:
     confusion: bool = False  # keep each client's confusion matrix
     select: str | None = None  # the metric that chooses the reported round; None: the usual one
     generate: GenerateConfig = GenerateConfig()
+    # of texts: each client's own metric, together the metric "own_metric"
+    by_client: tuple[ClientMetric, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse texts after a round that is not evaluated."""
@@ -65,6 +75,11 @@ class EvaluateConfig:
                 f"evaluate.generate.every = {self.generate.every}: texts are written in "
                 f"evaluations; it must be a multiple of evaluate.every = {self.every}"
             )
+
+    @property
+    def metric_of(self) -> dict[str, str]:
+        """The metric of each client in ``by_client``."""
+        return {name: one.metric for one in self.by_client for name in one.clients}
 
     @property
     def _writes_every(self) -> int:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, unknown
 from ..objectives import OBJECTIVES
-from ..objectives.objective import MetricFunction, Objective
+from ..objectives.objective import OWN_METRIC, MetricFunction, Objective
+from ..objectives.text_metrics import WRITTEN
 from ..objectives.writing import Written
 from ..user_code import load, own_faults
 from .config import EvaluateConfig
@@ -65,7 +66,7 @@ class Metrics:
     @property
     def asked(self) -> bool:
         """Whether there is anything to compute."""
-        return bool(self.config.metrics) or self.config.confusion
+        return bool(self.names) or self.config.confusion
 
     @cached_property
     def functions(self) -> tuple[MetricFunction, ...]:
@@ -106,9 +107,15 @@ class Metrics:
                 "evaluate.generate is for models that learn to write texts; data.task = "
                 f"{objective.name!r}"
             )
-        if self.config.metrics and objective.learns_texts and not generate.examples:
+        unknown_ones = {*self.config.metric_of.values()} - objective.metrics.keys()
+        if self.config.by_client and (unknown_ones or not objective.learns_texts):
             raise InputError(
-                f"evaluate.metrics = {list(self.config.metrics)} are of texts that models write, "
+                f"evaluate.by_client has metrics {sorted(self.config.metric_of.values())}; allowed "
+                f"are those of written texts: {', '.join(WRITTEN)}"
+            )
+        if self.names and objective.learns_texts and not generate.examples:
+            raise InputError(
+                f"evaluate.metrics = {list(self.names)} are of texts that models write, "
                 "and none are written; set evaluate.generate.examples, such as 8"
             )
         if double or {"loss", "accuracy"} & set(self.names):
@@ -123,6 +130,7 @@ class Metrics:
         if not remote:
             _ = self.functions
             objective.check_metrics([n for n in self.config.metrics if n not in self.given])
+            objective.check_metrics({*self.config.metric_of.values()})
 
     def __call__(
         self, labels: Labels, predictions: Predictions, compared: Compared = _as_they_are
@@ -151,14 +159,19 @@ class Metrics:
         counts = np.bincount(cells, minlength=classes**2).reshape(classes, classes)
         return MetricValues(values, tuple(map(tuple, counts.tolist())))
 
-    def of_texts(self, texts: Sequence[Written]) -> MetricValues:
-        """The metrics of one client's texts. A function of one's own takes prompt, answer and
-        reference of one, and the mean counts; where there are none, all are undefined."""
+    def of_texts(self, texts: Sequence[Written], client: str = "") -> MetricValues:
+        """The metrics of the texts of one client, by name. A function of one's own takes prompt,
+        answer and reference of one, and the mean counts; where there are none, all are undefined.
+        """
         if not texts:
             return MetricValues((None,) * len(self.names))
         right, said = [[text.reference] for text in texts], [text.answer for text in texts]
-        found = []
-        for spec, function in zip(self.config.metrics, self.functions, strict=True):
+        found: list[float | None] = []
+        functions = [*zip(self.config.metrics, self.functions, strict=True)]
+        if self.config.by_client:
+            own = self.config.metric_of[client]
+            functions.append((own, METRICS[own]))
+        for spec, function in functions:
             if spec in METRICS and spec not in self.given:
                 found.append(self._value(spec, function, right, said))
                 continue
@@ -193,5 +206,7 @@ def _read_only(values: Any) -> Any:
 
 
 def metric_names(config: EvaluateConfig) -> tuple[str, ...]:
-    """The names of ``config.metrics``: of ``my_file.py:my_metric`` it is ``my_metric``."""
-    return tuple(spec.rpartition(":")[2] for spec in config.metrics)
+    """The names of ``config.metrics``: of ``my_file.py:my_metric`` it is ``my_metric``; and that of
+    ``config.by_client``, last."""
+    names = tuple(spec.rpartition(":")[2] for spec in config.metrics)
+    return (*names, OWN_METRIC) if config.by_client else names

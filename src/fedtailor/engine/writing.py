@@ -77,7 +77,8 @@ class Writing:
     def _metrics(self, client: int, state: Params) -> tuple[MetricValues, ...]:
         most = self.plan.evaluate.generate.examples
         rows = [self.federation.rows(client, split)[:most] for split in SPLITS]
-        return tuple(self.metrics.of_texts(self.texts(state, some.tolist())) for some in rows)
+        texts = (self.texts(state, some.tolist()) for some in rows)
+        return tuple(self.metrics.of_texts(of, self.federation.name(client)) for of in texts)
 
     @cached_property
     def samples(self) -> dict[int, int]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # a target that stands for none
 REFERENCE = "cached.reference"  # in a batch: what a model `compares` with
+OWN_METRIC = "own_metric"  # of each client another one, by an experiment's choice
 LEAST = 1e-9  # of a sum of weights, which is 0 for padding alone
 MetricFunction = Callable[[Any, Any], float]
 """From the targets of a client's examples and the predictions, as `Objective.compared` gives them,

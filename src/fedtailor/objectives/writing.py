@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .objective import MetricFunction
+from .objective import OWN_METRIC, MetricFunction
 from .text_metrics import WRITTEN, check_packages
 from .vocabulary import VocabularyObjective
 
@@ -29,7 +29,7 @@ class Writing(VocabularyObjective):
 
     per_token = True
     metrics: ClassVar[Mapping[str, MetricFunction]] = WRITTEN
-    shares = frozenset(WRITTEN)
+    shares = frozenset(WRITTEN) | {OWN_METRIC}
 
     @abstractmethod
     def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:

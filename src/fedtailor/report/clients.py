@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..objectives.objective import OWN_METRIC
 from ..store.metrics import Metric, higher_is_better, sizes_of, unit_of, values_of
 from ..store.records import EvaluationLine, Partition
 from .majority import majority_accuracy
@@ -31,6 +32,7 @@ class ClientRow:
     test: int
     majority: float | None
     results: Mapping[str, float | None]
+    metric: str = ""  # the client's own, where each has one
 
 
 def worst_clients(evaluation: EvaluationLine, metric: Metric, count: int) -> list[int]:
@@ -87,7 +89,14 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
             for entry in entries
         }
         base_mean = float(np.mean(majority[name])) if majority[name] else None
-        yield ClientRow(run, name, train, tested, base_mean, means)
+        own = _own_metrics(entries[0]).get(name, "") if metric == OWN_METRIC else ""
+        yield ClientRow(run, name, train, tested, base_mean, means, own)
+
+
+def _own_metrics(entry: Entry) -> dict[str, str]:
+    """The metric of each client that an experiment names one for."""
+    groups = entry.run.experiment.get("evaluate", {}).get("by_client", ())
+    return {name: one["metric"] for one in groups for name in one["clients"]}
 
 
 def _majority(
@@ -106,7 +115,8 @@ def client_tables(rows: Sequence[ClientRow], metric: Metric) -> list[TextTable]:
         of_run = [row for row in rows if row.run == run]
         has_majority = any(row.majority is not None for row in of_run)
         for labels in _chunks(of_run, has_majority):
-            header = ["client", "train", "test"] + ["majority"] * has_majority + list(labels)
+            header = ["client", *["metric"] * (metric == OWN_METRIC), "train", "test"]
+            header += ["majority"] * has_majority + list(labels)
             cells = [_cells(row, labels, has_majority, metric) for row in of_run]
             more = f", {run}" if len({row.run for row in rows}) > 1 else ""
             title = f"Clients: examples, and test {metric}{unit_of(metric)}, mean over seeds{more}"
@@ -129,7 +139,8 @@ def _chunks(rows: Sequence[ClientRow], has_majority: bool) -> Iterator[list[str]
 def _cells(row: ClientRow, labels: Sequence[str], has_majority: bool, metric: Metric) -> list[str]:
     base = [bare("accuracy", row.majority)] * has_majority
     results = [bare(metric, row.results[label]) for label in labels]
-    return [row.client, f"{row.train:,}", f"{row.test:,}", *base, *results]
+    own = [row.metric] * (metric == OWN_METRIC)
+    return [row.client, *own, f"{row.train:,}", f"{row.test:,}", *base, *results]
 
 
 def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:

@@ -21,7 +21,7 @@ from ..engine.checks import check, check_plan
 from ..engine.config import EngineConfig
 from ..engine.metrics import Metrics
 from ..engine.prepare import with_least_batch
-from ..errors import InputError, brief, of_method
+from ..errors import InputError, brief, listed, of_method, unknown
 from ..layers.lora import has_lora
 from ..method import Method
 from ..models import ModelConfig, load_model, load_tokenizer
@@ -82,6 +82,7 @@ class Inputs:
             )
         for method in self.experiment.methods.values():  # what needs no model goes first
             check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
+        check_named_clients(self.experiment, federation)
         objective = self.backbone(seed).objective
         if objective != federation.dataset.objective:
             raise InputError(
@@ -245,6 +246,19 @@ def public_of(experiment: Experiment, dataset: Dataset, backbone: Backbone | Non
 def _inputs(dataset: Dataset) -> str:
     picture = dataset.picture
     return "texts" if picture is None else "pictures of " + " x ".join(map(str, picture))
+
+
+def check_named_clients(experiment: Experiment, federation: Federation) -> None:
+    """Raise InputError where settings by client name one that is not there, or leave one out."""
+    names = federation.names or ()
+    prompts = [name for one in experiment.data.templates for name in one.clients]
+    metrics = experiment.evaluate.metric_of
+    for where, some in (("data.templates", prompts), ("evaluate.by_client", metrics)):
+        for name in some:
+            if name not in names and not federation.remote:
+                raise unknown("client", name, names, where=where)
+    if metrics and (missing := [name for name in names if name not in metrics]):
+        raise InputError(f"evaluate.by_client has no metric for {listed(missing)}; name one")
 
 
 def backbone_of(

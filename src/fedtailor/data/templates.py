@@ -1,0 +1,81 @@
+"""Prompts by client: a client's task, in words around the columns of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from ..errors import InputError, brief, unknown
+
+_PARTS = Formatter()
+
+
+@dataclass(frozen=True)
+class Template:
+    """The prompt of some clients, by name: {NAME} stands for the column NAME of a row, {{ and }}
+    for braces."""
+
+    clients: tuple[str, ...] = ()
+    prompt: str = ""
+
+    def check(self) -> None:
+        """Raise InputError where there is no client, or the prompt says the same of every row."""
+        try:
+            has_columns = bool(self.columns)
+        except ValueError as error:
+            raise InputError(f"data.templates: {brief(self.prompt, 60)}: {error}") from None
+        if not self.clients or not has_columns:
+            raise InputError(
+                f"data.templates has clients = {list(self.clients)} and prompt = "
+                f"{brief(self.prompt, 60)}; it needs the names of clients, and a column in braces, "
+                "such as 'Is this correct? {text}'"
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that stand in braces."""
+        return tuple(name for _, name, _, _ in _PARTS.parse(self.prompt) if name is not None)
+
+    def filled(self, cells: Sequence[Any]) -> str:
+        """Return the prompt with the cells of its `columns`."""
+        texts = iter("" if cell is None or cell != cell else str(cell) for cell in cells)
+        parts = _PARTS.parse(self.prompt)
+        return "".join(text + ("" if name is None else next(texts)) for text, name, _, _ in parts)
+
+
+def fill(
+    templates: Sequence[Template],
+    prompts: Sequence[Any],
+    clients: Sequence[Any],
+    columns: Sequence[str],
+    cells_of: Callable[[str], Sequence[Any]],
+) -> list[Any]:
+    """Return the prompt of each row: that of its client's template, or else its own.
+
+    Args:
+        templates: of any clients.
+        prompts: what the rows themselves say.
+        clients: whose each row is.
+        columns: the table's.
+        cells_of: the cells of one of them.
+
+    Raises:
+        InputError: a client has two templates; a template names no column of the table.
+    """
+    found = list(prompts)
+    owners: dict[str, Template] = {}
+    for template in templates:
+        for name in template.clients:
+            if name in owners:
+                raise InputError(f"data.templates has client {name!r} twice")
+            owners[name] = template
+        for name in template.columns:
+            if name not in columns:
+                raise unknown("column", name, columns, where="data.templates", kind="columns")
+    cells = {name: cells_of(name) for one in templates for name in one.columns}
+    for row, client in enumerate(clients):
+        if (of := owners.get(str(client).strip())) is not None:
+            found[row] = of.filled([cells[name][row] for name in of.columns])
+    return found
