@@ -103,6 +103,9 @@ def test_rows_of_every_form_are_the_same_conversation() -> None:
     (parts,) = TASK.conversations([["you work here"], ["a bed"], [None], ["is free"]])
     assert parts == whole
     assert TASK.conversations([None, [CHAT[:2]], [None], [CHAT[2:3]]]) == [whole]  # as TRL has them
+    assert TASK.conversations([None, ["a bed"], None, [["is free", "there is"]]]) == [
+        json.dumps(CHAT[1:3])
+    ]
     assert TASK.joined(["ask", "say"], "ask", None, "say") == ("", "ask", "", "say")
     assert TASK.recognised({"prompt": ["a"], "completion": ["b"]}) == {
         "text": "prompt", "label": "completion",

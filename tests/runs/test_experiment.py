@@ -243,3 +243,29 @@ def test_the_data_sets_of_fedhft_are_asked_of_the_hub(
     Metrics(experiment.evaluate).check(objective_of_data(experiment.data))
     with pytest.raises(InputError, match=f"data set '{experiment.data.name}' isn't in reach"):
         read_columns(experiment.data)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("fedmerge/flan", ""),
+        ("fedmerge/rolebench", ""),
+        ("flowertune/general-nlp", ""),
+        *(("fedllm-bench/sets", preset) for preset in ("", "chatbot-it", "wildchat", "chatbot-pa")),
+    ],
+)
+def test_the_data_of_language_models_are_asked_for(
+    name: str, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the download; all that is known before is checked."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = Path(__file__).parents[2] / f"experiments/papers/{name}.toml"
+    experiment = load(file, [f"preset={preset}"] if preset else [])
+    data, clients = experiment.data, experiment.split.clients
+    assert clients
+    Metrics(experiment.evaluate).check(objective_of_data(data))
+    for method in experiment.methods.values():
+        method.check_settings(clients, experiment.cohort.count(clients), experiment.rounds)
+    missing = f"data set '{data.name}' isn't in reach" if data.name else str(data.path)
+    with pytest.raises(InputError, match=missing):
+        read_columns(data)

@@ -195,9 +195,11 @@ def _written(turns: Turns) -> str:
 
 def of_cells(cells: Sequence[Any], row: int) -> Turns:
     """Return the messages of a system prompt, a prompt, its context and an answer. Each may be a
-    list of messages itself."""
+    list of messages itself, or of texts, of which the first counts."""
     turns: Turns = []
     for cell, role in zip(cells, (SYSTEM, "user", "context", "assistant"), strict=True):
+        if isinstance(cell, list | tuple) and cell and all(isinstance(one, str) for one in cell):
+            cell = cell[0]
         text = "" if cell is None or cell != cell else str(cell)
         if isinstance(cell, list | tuple | dict):
             turns += turns_of(cell, row)
