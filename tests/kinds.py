@@ -37,6 +37,7 @@ _SHAPE = {
 ENCODER = transformers.BertConfig(
     **_SHAPE, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
 )
+LARGE = transformers.BertConfig(**_SHAPE | {"vocab_size": 30522})  # for MiniLM's tokenizer
 DECODER = transformers.LlamaConfig(
     **_SHAPE, num_key_value_heads=1, pad_token_id=0, bos_token_id=2, eos_token_id=3
 )
@@ -128,6 +129,12 @@ def save_model(folder: Path, kind: str, architecture: Any = None) -> Path:
     """A model with random weights, and a tokenizer of few words."""
     architecture = architecture or MODELS.get(kind, ENCODER)
     save(folder, architecture, OBJECTIVES[kind].auto_classes["text"])
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of few words."""
     made = Tokenizer(models.WordLevel({t: n for n, t in enumerate(_TOKENS)}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -135,7 +142,6 @@ def save_model(folder: Path, kind: str, architecture: Any = None) -> Path:
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
         sep_token="[SEP]", eos_token="[SEP]", chat_template=_CHAT,
     ).save_pretrained(folder)  # fmt: skip
-    return folder
 
 
 @functools.cache
@@ -144,13 +150,18 @@ def model(kind: str) -> str:
     return str(save_model(Path(tempfile.mkdtemp(prefix="kinds-")) / kind, kind))
 
 
+def source(kind: str, number: int = 90) -> ft.Data:
+    """The rows, not tokenised yet."""
+    return ft.Data.from_arrays(*rows(kind, number), task=kind)
+
+
 @functools.cache
 def data(kind: str, number: int = 90) -> Dataset:
     """The rows, in sequences of at most 10 tokens, or 32 of questions and contexts."""
-    source = ft.Data.from_arrays(*rows(kind, number), task=kind)
+    given = source(kind, number)
     most = 32 if OBJECTIVES[kind].second_names else 10
     tokenizer = transformers.AutoTokenizer.from_pretrained(model(kind))
-    return source.load(source.config(ft.DataConfig(max_length=most)), tokenizer)
+    return given.load(given.config(ft.DataConfig(max_length=most)), tokenizer)
 
 
 def backbone(kind: str) -> Backbone:

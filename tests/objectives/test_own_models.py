@@ -17,8 +17,8 @@ import fedtailor as ft
 from fedtailor.runs.build import Inputs
 from fedtailor.runs.experiment import parse
 from fedtailor.task.backbone import Backbone
+from tests import kinds
 from tests.objectives.nets import Net, WithTypes
-from tests.objectives.test_trainer import data_of, examples, questions
 
 CONTENT: dict[str, Any] = {
     "name": "own", "rounds": 1, "methods": {"fedavg": {}}, "split": {"clients": 3},
@@ -32,8 +32,7 @@ def backbone(kind: str, net: Net) -> Backbone:
 
 
 def pairs() -> ft.Data:
-    texts, numbers = examples()
-    labels = ["long" if number > 42 else "short" for number in numbers]
+    texts, labels = kinds.rows("classification")
     return ft.Data.from_arrays([(text, text[::-1]) for text in texts], labels)
 
 
@@ -50,14 +49,14 @@ WRONG = [
 @pytest.mark.parametrize(("kind", "net", "message"), WRONG)
 def test_other_outputs_than_the_task_needs_are_named(kind: str, net: Net, message: str) -> None:
     with pytest.raises(ft.InputError, match=message):
-        Inputs.load(parse(CONTENT), data_of(kind), backbone(kind, net)).check()
+        Inputs.load(parse(CONTENT), kinds.source(kind), backbone(kind, net)).check()
 
 
 def test_a_pair_comes_with_token_types_where_forward_takes_them() -> None:
     kind = "classification"
     for net in (Net(2), WithTypes(2)):
         Inputs.load(parse(CONTENT), pairs(), backbone(kind, net)).check()
-    alone = Inputs.load(parse(CONTENT), data_of(kind), backbone(kind, WithTypes(2)))
+    alone = Inputs.load(parse(CONTENT), kinds.source(kind), backbone(kind, WithTypes(2)))
     with pytest.raises(ft.InputError, match=r"fails on these .* argument: 'token_type_ids'"):
         alone.check()
 
@@ -72,7 +71,7 @@ def test_a_factorys_backbone_predicts_in_the_targets_unit(
     )
     monkeypatch.chdir(tmp_path)
     chosen = parse({**CONTENT, "model": {"factory": "net.py:make"}})
-    inputs = Inputs.load(chosen, data_of("regression"), None)
+    inputs = Inputs.load(chosen, kinds.source("regression"), None)
     objective: Any = inputs.backbone(0).objective
     assert objective.mean == pytest.approx(inputs.dataset.scale[0])
 
@@ -81,10 +80,10 @@ def test_a_factorys_backbone_predicts_in_the_targets_unit(
 @pytest.mark.parametrize("kind", ["classification", "question-answering"])
 def test_an_export_says_what_the_run_says(kind: str, tmp_path: Path) -> None:
     has_spans = kind == "question-answering"
-    data = data_of(kind) if has_spans else pairs()
+    data = kinds.source(kind) if has_spans else pairs()
     own = backbone(kind, Net(2, by_token=has_spans))
     run = ft.run(parse(CONTENT), tmp_path / "run", data=data, backbone=own).path
-    inputs = questions()[0] if has_spans else [("the ward", "a bed"), ("night", "noon")]
+    inputs = kinds.rows(kind)[0] if has_spans else [("the ward", "a bed"), ("night", "noon")]
     said = ft.load_model(run, "fedavg", "0", data=data, backbone=own).predict(inputs)
     ft.export_model(run, "fedavg", tmp_path / "out", client="0", data=data, backbone=own)
     code = "import json, sys; from model import Model; "

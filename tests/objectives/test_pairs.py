@@ -16,8 +16,8 @@ from transformers import BertTokenizerFast
 import fedtailor as ft
 from fedtailor.cli.main import main
 from fedtailor.runs.trained import open_trained
+from tests import kinds
 from tests.models.small import SEQUENCE, save
-from tests.objectives.test_trainer import ENCODER
 
 PLACES = ["a room", "the ward", "a bed", "the lift", "the hall"]
 COLUMNS = "sentence1", "sentence2", "label", "site"
@@ -39,7 +39,7 @@ def save_tokenizer(folder: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A table whose label depends on both texts, a tiny encoder with token types, an experiment."""
-    save(tmp_path / "model", ENCODER, SEQUENCE)
+    save(tmp_path / "model", kinds.LARGE, SEQUENCE)
     save_tokenizer(tmp_path / "model")
     rng = np.random.default_rng(0)
     rows = []

@@ -26,8 +26,8 @@ from fedtailor.objectives.cells import Cells
 from fedtailor.objectives.objective import Words
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
+from tests import kinds
 from tests.models.small import save
-from tests.objectives.test_trainer import ENCODER, questions
 
 KIND = QuestionAnswering()
 _LONG = " ".join(f"ward {number} has {number + 3} beds." for number in range(40))
@@ -58,7 +58,7 @@ def tokenizer() -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A small model with random weights."""
     folder = tmp_path_factory.mktemp("spans")
-    save(folder / "bert", ENCODER, KIND.auto_classes["text"])
+    save(folder / "bert", kinds.LARGE, KIND.auto_classes["text"])
     tokenizer.save_pretrained(folder / "bert")
     return folder
 
@@ -227,7 +227,7 @@ def test_a_table_with_answers_in_its_contexts_is_recognised() -> None:
 
 def data(folder: Path) -> tuple[Dataset, Backbone]:
     backbone = load_model(ft.ModelConfig(str(folder / "bert")), KIND, 0, 0)
-    source = ft.Data.from_arrays(*questions(), task=KIND.name)
+    source = kinds.source(KIND.name, 40)
     return source.load(source.config(ft.DataConfig(max_length=34)), backbone.tokenizer), backbone
 
 
@@ -258,7 +258,7 @@ def test_from_squads_file_to_an_export(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pairs, answers = questions()
+    pairs, answers = kinds.rows(KIND.name, 40)
     paragraphs = [
         {
             "context": context,

@@ -20,9 +20,9 @@ from fedtailor.models import load_model
 from fedtailor.objectives import Seq2Seq
 from fedtailor.objectives.cells import Cells
 from fedtailor.task.backbone import Backbone
+from tests import kinds
 from tests.flower.grid import experiment
 from tests.models.small import GENERATORS, WRITER, check_vmap, save
-from tests.objectives.test_trainer import ENCODER, data_of, examples
 
 TASK = Seq2Seq()
 END = 1
@@ -38,7 +38,7 @@ def tokenizer() -> Any:
     """Words, and an end after each text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    words = sorted({word for text in examples()[0] for word in text.split()})
+    words = sorted(kinds.WORDS)
     vocabulary = {word: at for at, word in enumerate(["[PAD]", "[END]", "[UNK]", *words])}
     made = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -64,7 +64,7 @@ def backbone_of(model: Path) -> Backbone:
 
 
 def read(tokenizer: Any, max_length: int = 12) -> Dataset:
-    source = data_of(TASK.name)
+    source = kinds.source(TASK.name)
     return source.load(source.config(ft.DataConfig(max_length=max_length)), tokenizer)
 
 
@@ -98,9 +98,17 @@ def test_a_table_of_long_targets_is_recognised() -> None:
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    folder = save(tmp_path / "bert", ENCODER, "AutoModel")
+    folder = save(tmp_path / "bert", kinds.ENCODER, "AutoModel")
     with pytest.raises(ft.InputError, match="is a bert; 'seq2seq' needs an encoder and a decoder"):
         load_model(ft.ModelConfig(str(folder)), TASK, 0, 0)
+
+
+def test_a_decoder_begins_with_the_padding_where_no_other_token_is_named(tmp_path: Path) -> None:
+    config = GENERATORS["t5"]
+    assert not hasattr(config, "decoder_start_token_id")
+    folder = save(tmp_path / "t5", config, WRITER)
+    kinds.save_tokenizer(folder)
+    assert load_model(ft.ModelConfig(str(folder)), TASK, 0, 0).prepare.start == 0  # type: ignore[attr-defined]
 
 
 def test_rouge_is_that_of_a_count_of_words() -> None:

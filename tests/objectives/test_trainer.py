@@ -120,7 +120,7 @@ def test_a_client_trains_and_is_scored_as_by_the_trainer(
 ) -> None:
     folder = kinds.save_model(tmp_path / kind, kind, architecture)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    source = ft.Data.from_arrays(*kinds.rows(kind), task=kind)
+    source = kinds.source(kind)
     delta = 0.5 if own_loss is huber else None
     config = source.config(ft.DataConfig(max_length=32, huber_delta=delta))
     dataset = source.load(config, tokenizer)

@@ -66,7 +66,7 @@ class TextInputs:
             window = None
         start = None
         if getattr(config, "is_encoder_decoder", False):
-            start = config.decoder_start_token_id
+            start = getattr(config, "decoder_start_token_id", None)
             start = config.pad_token_id if start is None else start
         return cls(name, kind, pooled, max_length, padding_idx, window, by_layer, start)
 

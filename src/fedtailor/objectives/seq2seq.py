@@ -42,7 +42,9 @@ class Exported(ABC):
         """Write at most so many tokens, each time the most probable one."""
         import torch
 
-        written = torch.tensor([[self.network.config.decoder_start_token_id]])
+        config = self.network.config
+        start = getattr(config, "decoder_start_token_id", None)
+        written = torch.tensor([[config.pad_token_id if start is None else start]])
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit
         inputs = self.batch([text])
         for _ in range(min(tokens, positions or tokens)):
