@@ -166,6 +166,21 @@ def test_without_labels_it_writes_a_language_models_experiment(
     assert "model 'minilm' is not for 'causal-lm'" in capsys.readouterr().err
 
 
+def test_instructions_are_for_a_language_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"prompt": "When is breakfast?", "response": "From 7 to 11.", "hotel": "harbour"}
+    rows = [row, {**row, "hotel": "alpine"}] * 20
+    Path("hotels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["new", "hotels.jsonl", "--client", "hotel"]) == 0
+    experiment = load(Path("hotels.toml"))
+    assert (experiment.data.task, experiment.model.name) == ("instruct", "smollm2-135m")
+    assert experiment.model.targets  # the last blocks
+    assert experiment.data.max_length == 64  # the template's words, too
+    assert list(experiment.methods) == ["local", "fedavg", "fedsdg"]  # no head is private
+
+
 def test_every_method_can_be_named(visits: Path) -> None:
     table = survey(str(visits))
     roles = table.roles(None, None, None)

@@ -252,11 +252,12 @@ class Survey:
         found.sort(key=lambda c: (_client_rank(c.name), c.distinct))
         return found
 
-    def tokens(self, *names: str) -> int:
-        """How many tokens to keep of the texts in some columns: a power of two from 32 to 256."""
+    def tokens(self, *names: str, more: float = 0) -> int:
+        """How many tokens to keep of the texts in some columns, and of ``more`` beside them: a
+        power of two from 32 to 256."""
         if any(self.column(name).kind == "other" for name in names):  # lists of words
             return 128
-        tokens = sum(self.column(name).long for name in names) / _WORDS * _TOKENS
+        tokens = sum(self.column(name).long for name in names) / _WORDS * _TOKENS + more
         return next((size for size in (32, 64, 128) if tokens <= size), 256)
 
     def _place(self, name: str) -> str:

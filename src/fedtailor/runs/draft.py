@@ -48,6 +48,7 @@ _LANGUAGE_MODEL = {
     "fedavg": 'trainable = "lora"\noptimiser = {name = "adamw", lr = 3e-3}',
     "fedsdg": 'optimiser = {name = "adamw", lr = 3e-3}',
 }
+_TEMPLATE = 32  # tokens of a conversation beside its turns: names, marks, a system prompt
 _MEANING = {
     "local": "every client alone: what federation must beat",
     "fedavg": "one model for all clients",
@@ -105,12 +106,17 @@ def default_methods(survey: Survey, roles: Roles) -> tuple[str, ...]:
     measured settings."""
     if survey.column(roles.source).kind == "picture":
         return ("local", "fedavg", "fedavg-ft")
-    return ("local", "fedavg", *(["fedper"] if roles.label is not None else []), "fedsdg")
+    return ("local", "fedavg", *(["fedper"] if not _writes(roles) else []), "fedsdg")
+
+
+def _writes(roles: Roles) -> bool:
+    """Whether the model is a language model, whose head is no head of a task."""
+    return OBJECTIVES[roles.task].generates
 
 
 def default_model(survey: Survey, roles: Roles) -> str:
     """Return a built-in model for the texts or pictures."""
-    if roles.label is None:
+    if _writes(roles):
         return "smollm2-135m"
     is_text = survey.column(roles.source).kind != "picture"
     model = "minilm" if is_text else "efficientnet-lite0"
@@ -155,11 +161,11 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
         _head(name),
         "\n".join(_data(survey, roles, is_text)),
         "\n".join(_split(survey, roles, clients)),
-        "\n".join(_model(model, is_text, roles.label is None)),
+        "\n".join(_model(model, is_text, _writes(roles))),
         _LOCAL,
         *_cohort(len(clients.sizes)),
         _SCHEDULE,
-        *(_method(method, is_text, roles.label is None) for method in methods),
+        *(_method(method, is_text, _writes(roles)) for method in methods),
     ]
     text = "\n\n".join(sections) + "\n"
     parse(tomllib.loads(text))
@@ -233,9 +239,10 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
         yield _line("client", roles.client, "the column that names the client")
     if is_text:
         read = [roles.source, *([] if roles.pair is None else [roles.pair])]
-        if OBJECTIVES[roles.task].joins_columns:  # the answer, too
+        joins = OBJECTIVES[roles.task].joins_columns
+        if joins:  # the answer, too
             read += roles.labels
-        tokens = survey.tokens(*read)
+        tokens = survey.tokens(*read, more=_TEMPLATE if joins else 0)
         yield _line("max_length", tokens, "tokens; longer texts are cut")
 
 
