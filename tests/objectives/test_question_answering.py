@@ -119,7 +119,7 @@ def test_an_answer_comes_back_as_its_text(tokenizer: Any) -> None:
     places = batch["labels"].clamp(min=0).unflatten(1, (-1, 2))  # type: ignore[no-untyped-call]
     logits = torch.zeros(*batch["input_ids"].shape, 2)
     logits.scatter_(2, places[:, :, None], 9.0)
-    found = KIND.predictions(logits, batch, lambda _: logits).numpy()
+    found = KIND.predictions(logits, batch).numpy()
     right, said = KIND.compared(None, found, dataset.rows or (), Words((), tokenizer, 48))
     assert said == ["the Hôtel-Dieu", "33", "", "bed", "", "ward 2 has"]
     assert right[0] == ["the Hôtel-Dieu", "Hôtel-Dieu"]
@@ -147,7 +147,7 @@ def test_rows_of_one_window_are_sequences_like_any_other(tokenizer: Any) -> None
     assert cache.fits(1.0)
     logits = torch.zeros(*batch["input_ids"].shape, 2)  # [1, L, 2]
     logits.scatter_(1, batch["labels"][:, None], 9.0)
-    found = KIND.predictions(logits, batch, lambda _: logits).numpy()
+    found = KIND.predictions(logits, batch).numpy()
     _, said = KIND.compared(None, found, dataset.rows or (), Words((), tokenizer, 48))
     assert said == ["the Hôtel-Dieu"]
 

@@ -116,7 +116,7 @@ def test_rouge_is_that_of_a_count_of_words() -> None:
     scores = {name: one(right, said) for name, one in TASK.metrics.items()}
     # 3 of 5 words, 1 of 4 pairs, and 3 of 5 in order; the second has none
     assert scores == pytest.approx(
-        {"rouge1": 0.3, "rouge2": 0.125, "rougeL": 0.3, "exact_match": 0.0, "chrf": 0.305}, abs=1e-3
+        {"rouge1": 0.3, "rouge2": 0.125, "rougeL": 0.3, "exact_match": 0.0, "chrf": 0.335}, abs=1e-3
     )
 
 
