@@ -48,10 +48,7 @@ def test_help_and_mistakes_load_nothing_that_takes_long() -> None:
     ("command", "needs"),
     [
         ("list experiments", set()),
-        ("list methods", {"torch", "numpy"}),
-        ("list datasets", {"torch", "numpy", "tabulate"}),
         ("list models", {"torch", "numpy", "tabulate"}),
-        ("describe fedsdg", {"torch", "numpy", "tabulate"}),
         ("compare nowhere", {"numpy", "tabulate"}),
         ("watch nowhere --once", {"numpy", "tabulate"}),
     ],

@@ -15,7 +15,7 @@ from fedtailor.watch.follow import Follower
 from tests.deploy.live import PICTURES, Recorder, live, until
 from tests.small import same_bits
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_a_site_that_is_stopped_then_killed(tmp_path: Path) -> None:

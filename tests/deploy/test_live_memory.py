@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from tests.deploy.live import live
 from tests.flower.test_sites import CLASSES, news, write
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 LIBRARIES = """
 import datasets, pandas, peft, fedtailor.deploy.launch

@@ -13,7 +13,7 @@ from fedtailor.deploy.certificates import make
 from fedtailor.deploy.folder import open_folder
 from tests.deploy.live import PICTURES, live
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_a_new_site_joins_without_the_others(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ NOT_RUN = {
               "fedtailor watch news": "the tutorial on three sites runs it"},
     "fedbn": {"": "test_experiment_files_are_valid loads its file; it takes an hour"},
 }  # fmt: skip
-SHORT = ("continue", "experiments", "faq", "metrics", "predict", "track", "watch")
+SHORT = ("continue", "predict")
 """They run in ``make test-slow``, the others in ``make test-long``."""
 
 

@@ -10,10 +10,21 @@ import pytest
 from tests.docs import notebooks
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.ipynb"))
+SHORT = ("1-first-comparison", "5-inside-a-run")
+"""They run in ``make test-slow``, the others in ``make test-long``."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=pytest.mark.slow if path.stem in SHORT else pytest.mark.long,
+        )
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_and_shows_what_it_is_stored_with(path: Path, tmp_path: Path) -> None:
     stored = nbformat.read(path, as_version=4)
     shows = notebooks.kinds(stored)

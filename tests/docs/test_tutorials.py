@@ -9,13 +9,18 @@ import pytest
 from tests.docs import pages
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs/tutorials").glob("*.md"))
-LONG, SLOW = ("three-sites",), pytest.mark.slow
+SHORT = ("new-method", "own-csv")
+"""They run in ``make test-slow``, the others in ``make test-long``."""
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=pytest.mark.long if path.stem in LONG else SLOW)
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=pytest.mark.slow if path.stem in SHORT else pytest.mark.long,
+        )
         for path in TUTORIALS
     ],
 )

@@ -304,9 +304,17 @@ def test_the_hashes_of_trained_rows_are_checked(
             open_trained(out, "fedsdg", data=digits(), backbone=digits_backbone())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [cut, flip, remove])
-@pytest.mark.parametrize("state", ["killed", "whole"])
+@pytest.mark.parametrize(
+    ("state", "damage"),
+    [
+        pytest.param("killed", flip, marks=pytest.mark.slow),
+        pytest.param("whole", cut, marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("killed", cut), ("killed", remove), ("whole", flip), ("whole", remove))
+        ),
+    ],
+)
 def test_no_damage_is_used(
     request: pytest.FixtureRequest,
     whole: Path,
@@ -317,7 +325,7 @@ def test_no_damage_is_used(
     start: Path = request.getfixturevalue(state)
     draw, expected, right = np.random.default_rng(7), contents(whole), results(whole)
     files = [path for path in sorted(start.rglob("*")) if path.is_file()]
-    cases = [path.relative_to(start) for path in files if path.name not in NOT_READ] * 2
+    cases = [path.relative_to(start) for path in files if path.name not in NOT_READ]
     named = 0
     for file in cases:
         out = tmp_path / "run"

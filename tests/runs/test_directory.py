@@ -23,7 +23,7 @@ def test_a_line_that_a_power_loss_has_cut_short_is_removed(unfinished: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(6, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
+    "every", [pytest.param(13, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize(
     ("experiment", "steps"),

@@ -72,8 +72,13 @@ def test_two_ranks_give_the_bits_of_one_process(name: str, both: tuple[Path, Pat
     assert '"executor": "ranks"' in (both[1] / f"methods/{name}/seed-0/timings.jsonl").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", ["all other methods", "variants"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("all other methods", marks=pytest.mark.slow),
+        pytest.param("variants", marks=pytest.mark.long),
+    ],
+)
 def test_so_does_every_method(which: str, tmp_path: Path) -> None:
     experiment = only(*METHODS.keys() - {*SOME})
     if which == "variants":
@@ -132,8 +137,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(go(1, file))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ENDS)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=pytest.mark.slow if of[1] == 1 else pytest.mark.long)
+        for what, of in ENDS.items()
+    ],
+)
 def test_ranks_end_together_and_the_command_goes_on(
     what: str, file: Path, undisturbed: dict[str, bytes]
 ) -> None:
@@ -187,7 +197,7 @@ def most_memory() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1e3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_rank_holds_all_private_states(tmp_path: Path) -> None:
     """2.4 MB a client, all in one cohort. If each rank held half of 152 more, it would need 180 MB;
     what is on its way, and gaps in the heap, took up to 90."""
