@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedtailor.data.config import LocalConfig
 from fedtailor.data.federation import Federation
 from fedtailor.data.table import Dataset, Images, Partition, Shares
-from fedtailor.engine.config import Plan
+from fedtailor.engine.config import EngineConfig, Plan
 from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.private_states import MemoryStates
 from fedtailor.engine.results import Round
@@ -125,11 +125,19 @@ def digits_public() -> Dataset:
 def last_round(
     method: Method, sizes: tuple[int, ...] = SIZES, **plan: Any
 ) -> tuple[Round, MemoryStates]:
-    """The last of a few rounds (2 unless told) of all clients on the digits, and what they keep."""
+    """The last of a few rounds (2 unless told) of all clients on the digits, in one process unless
+    told, and what they keep."""
     task = Task(digits_backbone(), method.adapt)
     federation = digits_federation(sizes)
     store = memory_states(method, task, federation)
-    chosen = Plan(**{"rounds": 2, "local": LocalConfig(batch_size=8), **plan})
+    chosen = Plan(
+        **{
+            "rounds": 2,
+            "local": LocalConfig(batch_size=8),
+            "engine": EngineConfig("sequential"),
+            **plan,
+        }
+    )
     *_, last = rounds(method, task, federation, chosen, store=store)
     return last, store
 

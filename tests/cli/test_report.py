@@ -57,6 +57,7 @@ def test_a_file_that_is_no_run_is_refused(file: Path, capfd: pytest.CaptureFixtu
     assert file.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", ["none", "2"])
 def test_a_run_in_which_everybody_drops_out_can_be_read(
     buffer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ def test_a_sign_flip_turns_the_mean_update_round() -> None:
             )
 
 
+@pytest.mark.slow
 def test_labels_are_wrong_for_attackers_alone() -> None:
     attack = AttackConfig("label-flip", clients=(1,), first_round=2)
     honest, bad = (last_round(Local(), FIVE, **kw)[1] for kw in ({}, {"attack": attack}))

@@ -100,6 +100,7 @@ def test_too_few_for_a_robust_rule_change_nothing() -> None:
     assert "2 uploads are there" in last.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedPer(), FedSDG()])
 def test_processes_and_the_order_of_clients_change_nothing(method: Method) -> None:
     faults = FaultConfig(0.2, 0.2, partial=0.3, deadline=0.5, machines=(FAST, SLOW))
@@ -145,6 +146,7 @@ def test_simulated_seconds_are_those_of_the_slowest_client_in_time() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_slow_client_that_diverges_takes_its_time_all_the_same() -> None:
     by_client = (ClientFaults((3,), machine=1), ClientFaults((0, 1, 2, 4), machine=0))
 

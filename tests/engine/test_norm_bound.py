@@ -123,6 +123,7 @@ def test_a_first_round_of_one_or_two_has_the_bound_of_the_servers_state(
     assert [len(one.cohort.clients) for one in honest] == [len(sizes)] * 2
 
 
+@pytest.mark.slow
 def test_honest_runs_keep_their_bits() -> None:
     for method in (FedAvg(), IFCA(clusters=2)):
         with_bound, without = run(method), run(method, with_cohort(above_norm="keep"))

@@ -155,6 +155,7 @@ def joined(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "joined"
 
 
+@pytest.mark.slow
 def test_the_card_of_a_client_that_joined_names_the_round_after_which_it_did(
     joined: Path, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> No
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
 
 
+@pytest.mark.slow
 def test_training_alone_has_the_same_turns_at_the_same_rates(tmp_path: Path) -> None:
     chosen = experiment(
         "local", rounds=4, cohort={"size": 3}, schedule={"name": "linear"}, evaluate={"every": 2}

@@ -127,6 +127,7 @@ def same_files(one: Path, other: Path) -> None:
         assert paths[0].read_bytes() == paths[1].read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 def test_a_run_waits_for_a_superlink_that_fails_and_ends_with_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -193,6 +194,7 @@ def test_a_server_that_gave_up_goes_on_with_the_same_command(tmp_path: Path) -> 
     same_files(near, far)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["stalls", "fails"])
 def test_an_answer_that_does_not_come_through_holds_up_no_other(

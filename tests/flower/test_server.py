@@ -223,6 +223,7 @@ def test_both_sides_must_have_the_same_experiment(tmp_path: Path) -> None:
     assert len(direct.sent) == 1  # a node that refused is left alone for a while
 
 
+@pytest.mark.slow
 def test_sites_that_tell_their_labels_get_advice_that_counts_them(tmp_path: Path) -> None:
     chosen = experiment("fedper", rounds=1)
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path

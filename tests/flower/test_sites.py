@@ -159,6 +159,7 @@ def test_places_with_other_classes_do_not_go_together(tmp_path: Path) -> None:
         serve(grid, chosen, tmp_path / "far", backbone=bert(), timeouts=replace(QUICK, start=0.1))
 
 
+@pytest.mark.slow
 def test_a_site_with_another_base_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_client_with_one_row_keeps_the_global_model(run: Path) -> None:
     assert "no validation examples to check the fitted model" in str(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pfedgate", "feddpa", "fedala"])
 def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> None:
     """`cohort.novel`: the same key, batches and passes."""

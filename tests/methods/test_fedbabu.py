@@ -69,6 +69,7 @@ def test_the_head_never_moves_and_the_body_is_that_of_fedavg_without_it() -> Non
     assert all(whole[name].equal(task.state[name]) for name in ("head.weight", "head.bias"))
 
 
+@pytest.mark.slow
 def test_another_part_can_be_frozen() -> None:
     server = last_round(FedBABU(frozen=("h*",), finetune_passes=1))[0].server
     assert all(name.startswith(("conv.", "norm.")) for name in server)

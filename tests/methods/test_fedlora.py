@@ -65,6 +65,7 @@ def test_before_use_the_factors_take_their_own_steps() -> None:
     np.testing.assert_allclose(B @ A, ALPHA / RANK * tuned[NAMES[1]] @ tuned[NAMES[0]], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_is_fedit_in_training_and_fine_tuned_in_use() -> None:
     sgd = Optimiser("sgd", lr=0.05, momentum=0.9)
     ours, _ = last_round(FedLoRA(rank=2, optimiser=sgd))

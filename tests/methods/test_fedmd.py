@@ -109,6 +109,7 @@ def test_every_round_scores_other_examples_and_digests_those_scored_before() -> 
     assert len(set(seen)) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{}, {"layers": ("h*", "norm")}, {"trainable": "lora", "rank": 2, "lora_alpha": 3.0}]
 )

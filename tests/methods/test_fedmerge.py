@@ -195,6 +195,7 @@ def finish(
     return last.server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["full", "head", "lora"])
 @pytest.mark.parametrize("normalise", [True, False])
 def test_one_model_is_fedavg(trainable: Any, normalise: bool) -> None:
@@ -206,6 +207,7 @@ def test_one_model_is_fedavg(trainable: Any, normalise: bool) -> None:
         torch.testing.assert_close(merged[f"bank.{name}"][0], value, rtol=2e-6, atol=2e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["head", "lora"])
 def test_frozen_layers_are_worked_out_once_an_example(trainable: Any) -> None:
     method = FedMerge(models=2, trainable=trainable)

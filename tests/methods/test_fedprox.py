@@ -37,6 +37,7 @@ def test_without_the_term_it_is_fedavg() -> None:
     assert same_bits(ours.server, theirs.server)
 
 
+@pytest.mark.slow
 def test_a_larger_mu_stays_nearer() -> None:
     start = Task(digits_backbone()).state
 

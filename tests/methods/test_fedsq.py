@@ -240,6 +240,7 @@ def test_a_round_shows_how_far_the_patterns_have_moved() -> None:
 CACHES = {"none": set(), "masks": {"gate0.0"}, "masks+features": {"gate0.0", "features"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 def test_caches_change_nothing_but_the_work(cache: str) -> None:
     layers, sgd = ("hidden", "head"), Optimiser(lr=0.1)
@@ -271,6 +272,7 @@ def test_a_cached_batch_needs_no_structural_pass() -> None:
     assert passes == 3
 
 
+@pytest.mark.slow
 def test_smooth_activations_have_features_alone_to_cache() -> None:
     method = FedSQ(layers=("*.layer.1", "bert.pooler", "classifier"))
     backbone = tiny_bert()

@@ -131,6 +131,7 @@ def test_equal_models_are_chosen_from_by_lot() -> None:
     assert seen == {0, 1}
 
 
+@pytest.mark.slow
 def test_clients_choose_for_themselves_when_run_together() -> None:
     method = IFCA(clusters=3, jitter=0.5)
     together = EngineConfig("vectorised", clients_per_step=5)

@@ -155,6 +155,7 @@ def test_all_blocks_with_open_gates_is_fedavg() -> None:
         torch.testing.assert_close(new[name], value, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0.1, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("evaluation", ["batch", "sample", "client"])
 def test_the_budget_always_holds(s: float, evaluation: str) -> None:

@@ -84,6 +84,7 @@ def test_a_round_of_equal_clients_and_any_round_of_one_client_are_fedavgs() -> N
     assert (later.server["hidden.weight"] - plain.server["hidden.weight"]).abs().max() > 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variates", ["steps", "gradient"])
 def test_c_is_the_mean_of_all_variates_whoever_takes_part(variates: str) -> None:
     method = Scaffold(variates)  # type: ignore[arg-type]

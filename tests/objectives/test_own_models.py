@@ -52,6 +52,7 @@ def test_other_outputs_than_the_task_needs_are_named(kind: str, net: Net, messag
         Inputs.load(parse(CONTENT), kinds.source(kind), backbone(kind, net)).check()
 
 
+@pytest.mark.slow
 def test_a_pair_comes_with_token_types_where_forward_takes_them() -> None:
     kind = "classification"
     for net in (Net(2), WithTypes(2)):

@@ -140,6 +140,7 @@ def test_clients_are_trained_together(model: Path, tokenizer: Any) -> None:
     check_vmap(backbone, state, {n: v.view(3, 4, *v.shape[1:]) for n, v in batch.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["fedhft", "flora", "fedmask", "fedalt", "lora-fair", "fedsdg"])
 def test_the_layers_of_methods_stand_in_both_parts(label: str, model: Path, tokenizer: Any) -> None:
     backbone = backbone_of(model)

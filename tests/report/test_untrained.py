@@ -18,6 +18,7 @@ from tests.small import digits, digits_backbone
 SOME = [0.8] * 8 + [0.3] * 12  # of a method with which the first eight clients trained
 
 
+@pytest.mark.slow
 def test_a_real_run_counts_who_never_trained_with_a_private_part(tmp_path: Path) -> None:
     """One of five clients in each of two rounds: FedPer's heads of three clients and more are as
     they began. Training alone trains each client once, in as many rounds, and one model for all

@@ -19,6 +19,7 @@ EXPERIMENT = ft.Experiment(
     rounds=2,
     split=ft.SplitConfig(3, "dirichlet", alpha=1.0),
     local=ft.LocalConfig(steps=1),
+    engine=ft.EngineConfig("sequential"),
 )
 FOLDER = Path("methods/fedsdg/seed-0")
 

@@ -33,6 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(replace(TWO, rounds=3, seeds=(0, 1), name="mine"), out)
 
 
+@pytest.mark.slow
 def test_methods_seeds_and_rounds_are_added_as_if_they_had_been_there_from_the_start(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_what_differs_is_refused_by_name_with_both_values(
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_more_rounds_may_not_change_the_rates_of_rounds_that_are_done(
     tmp_path: Path, name: Any
@@ -156,6 +158,7 @@ def test_a_run_of_a_version_with_fewer_settings_goes_on(whole: Path, tmp_path: P
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.slow
 def test_the_bound_on_norms_may_change_while_a_method_is_unfinished(
     whole: Path, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_trials_and_the_line_for_the_file(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_part_may_have_had_another_bound_on_norms(machines: list[Path], tmp_pa
     assert "cohort.max_norm was none (" in " ".join(ft.compare([out]).split())
 
 
+@pytest.mark.slow
 def test_parts_of_other_experiments_or_data_are_refused_by_name(
     machines: list[Path], tmp_path: Path
 ) -> None:

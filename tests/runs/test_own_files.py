@@ -64,6 +64,7 @@ def change(run: Path, key: str, old: str, new: str) -> None:
     (run / "experiment.json").write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 def test_a_run_names_files_without_folders_and_goes_on_from_its_copies(
     file: Path, tmp_path: Path
 ) -> None:
@@ -215,6 +216,7 @@ def test_an_opened_run_runs_no_file_but_its_copies(tmp_path: Path, named: str) -
     assert not proof.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "old", "new", "message"),
     [

@@ -94,6 +94,7 @@ def test_a_finished_method_goes_back_too(whole: Path, tmp_path: Path) -> None:
     assert contents(go_on(out)) == contents(whole)
 
 
+@pytest.mark.slow
 def test_a_kill_inside_a_roll_back_loses_nothing(
     whole: Path, stopped: Path, tmp_path: Path
 ) -> None:
@@ -231,6 +232,7 @@ class Recorder:
         pass
 
 
+@pytest.mark.slow
 def test_whoever_follows_sees_the_rounds_that_count(stopped: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(stopped, out)

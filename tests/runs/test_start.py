@@ -249,6 +249,7 @@ def test_a_table_of_new_rows_alone_is_divided_as_ever(old: Path, tmp_path: Path)
     assert about["omissions"] == []
 
 
+@pytest.mark.slow
 def test_an_old_run_that_does_not_say_its_training_rows_is_named(old: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(old, tmp_path / "old")
     rows = copy / "partitions/seed-0-trained.safetensors"
@@ -322,6 +323,7 @@ def test_a_file_names_the_run_alone_or_in_a_table(tmp_path: Path) -> None:
         parse({**content, "start_from": {"rum": "runs/a"}})
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_another_one_can_be_tracked(old: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     seen: dict[int, Values] = {}

@@ -119,6 +119,7 @@ def test_a_run_that_is_done_says_nothing(finished: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_undefined_for_all_is_said_before_and_null_after(tmp_path: Path) -> None:
     out = tmp_path / "run"
     one_class = replace(

@@ -138,6 +138,7 @@ def test_no_setting_of_a_list_is_drawn_twice(tmp_path: Path) -> None:
         assert sorted(found) == [0.01, 0.02, 0.03, 0.04]
 
 
+@pytest.mark.slow
 def test_a_result_that_is_no_number_is_never_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_file_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
         RowFile(path, 6, ROW)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
     file = RowFile(path, 3, ROW)

@@ -22,6 +22,7 @@ from tests.models.small import CAUSAL, DECODERS, ROTARY, save, texts
 WHOLE = {"gemma2"}  # a cap follows the output layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_a_tasks_loss_is_that_of_its_logits(

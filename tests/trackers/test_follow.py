@@ -28,6 +28,7 @@ def test_following_ends_with_the_last_method(grow: Grow, monkeypatch: pytest.Mon
         assert [step for step, _ in scalars(run, label)[FINAL]] == [8]
 
 
+@pytest.mark.slow
 def test_a_follower_takes_what_there_is_when_the_run_has_stopped(grow: Grow) -> None:
     run = grow(4)
     command = ["track", str(run), "--to", "tensorboard", "--follow", "--until-closed"]

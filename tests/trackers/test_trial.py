@@ -77,6 +77,7 @@ def test_settings_are_flat_and_the_key_is_the_directorys(tmp_path: Path) -> None
     assert trials(other)[0].key != every[0].key
 
 
+@pytest.mark.slow
 def test_runs_begun_in_the_same_second_have_keys_of_their_own(tmp_path: Path) -> None:
     experiment = ft.Experiment(
         {"local": ft.Local()}, rounds=1, split=ft.SplitConfig(2, max_examples=12),

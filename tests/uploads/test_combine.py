@@ -77,6 +77,7 @@ def test_bulyan_takes_what_is_near_the_median_of_the_selected() -> None:
     np.testing.assert_allclose(vector(Robust("bulyan", f)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", COMBINATIONS)
 def test_under_a_method_that_needs_only_the_mean(rule: str) -> None:
     robust = Robust(rule, attackers=1)  # type: ignore[arg-type]

@@ -88,6 +88,7 @@ def test_more_rounds_are_waited_for_while_a_process_writes(finished: Path, tmp_p
     assert states(follower.look()) == [("fedsdg", 4, "finished"), ("local", 4, "finished")]
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_the_directory_over_is_followed(finished: Path, tmp_path: Path) -> None:
     out = shutil.copytree(finished, tmp_path / "run")
     follower, seen = Follower(out), []
@@ -97,6 +98,7 @@ def test_a_run_that_takes_the_directory_over_is_followed(finished: Path, tmp_pat
     assert follower.look().rounds == 2
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_method(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(out, on_round=lambda done: ft.STOP if done.label == "fedsdg" else None)

@@ -34,6 +34,7 @@ problems = st.integers(1, 9).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(problems)
 @example(([0.0, 0.0, 0.25, 0.375, 0.5], [0, 0, 0, 1, 5], [False] * 5, 5))
 @settings(max_examples=150)
