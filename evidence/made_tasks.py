@@ -4,6 +4,12 @@ those in chitchat-dataset. The files are the same each time.
 
     python -m evidence.made_tasks made        # into the folder `made`
 
+Those of papers/fedmerge/tasks are subtasks of natural instructions in the source of the package
+bigbench, which is for evaluation: don't pass on models that were trained with it.
+
+    pip download --no-deps --no-binary :all: bigbench==1.0.0       # 358 MB
+    python -m evidence.made_tasks made --bigbench bigbench-1.0.0.tar.gz
+
 No row of theirs is used twice.
 """
 
@@ -14,6 +20,7 @@ import csv
 import json
 import math
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distribution
@@ -40,6 +47,18 @@ QUARTERS = 4  # of an author's tweets, by time
 PERSONAS = 30  # speakers of chitchat
 OF_PERSONA: Mapping[str, int] = {"train": 32, "test": 8}  # rows of each
 MOST_WORDS = 25  # of a turn
+TASKS: Mapping[str, str] = {
+    "acceptability": "subtask021",
+    "combined facts": "subtask038",
+    "coreference": "subtask033",
+    "question types": "subtask046",
+    "questions": "subtask040",
+    "related facts": "subtask037",
+    "shared words": "subtask039",
+    "time": "subtask019",
+}
+"""The clients of papers/fedmerge/tasks, and the subtask of each."""
+MOST_OF_TASK = 40  # words of a prompt
 
 _REPLY = re.compile(r"re (?P<subject>.+?) (?:in|from) article .*? writes (?P<body>.+)")
 
@@ -170,6 +189,29 @@ def personas(split: str) -> Iterator[Row]:
             yield {"prompt": prompt, "response": answer, "client": f"speaker {number:02}"}
 
 
+def tasks(split: str, archive: Path) -> Iterator[Row]:
+    """Eight tasks of natural instructions, a task a client; the first right answer of each row. The
+    instructions are long: the experiment has short ones of its own, around the column text."""
+    rng = np.random.default_rng(3)
+    with tarfile.open(archive) as packed:
+        found = {
+            match[1]: member
+            for member in packed
+            if (match := re.fullmatch(r".*/(subtask\d{3})_[^/]*/task\.json", member.name))
+        }
+        for client, subtask in TASKS.items():
+            file = packed.extractfile(found[subtask])
+            assert file is not None
+            rows: dict[str, str] = {}  # each prompt once
+            for one in json.load(file)["examples"]:
+                if len(one["input"].split()) <= MOST_OF_TASK:
+                    rows.setdefault(one["input"], one["target"][0].strip())
+            pairs, train = list(rows.items()), OF_PERSONA["train"]
+            drawn = [pairs[row] for row in rng.permutation(len(pairs))[: sum(OF_PERSONA.values())]]
+            for text, answer in drawn[:train] if split == "train" else drawn[train:]:
+                yield {"text": text, "answer": answer, "task": client}
+
+
 def _clients() -> Iterator[tuple[str, str]]:
     """Each client with its topic."""
     for topic in TOPICS:
@@ -183,7 +225,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--bigbench", type=Path, metavar="ARCHIVE")
+    options = parser.parse_args()
+    folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     for split in EACH:
         for task in (pairs, tweets):
@@ -192,9 +236,12 @@ def main() -> None:
                 writer = csv.DictWriter(file, rows[0], lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-        for of_texts in (spans, personas):
-            lines = "".join(json.dumps(row) + "\n" for row in of_texts(split))
-            (folder / f"{of_texts.__name__}-{split}.jsonl").write_text(lines, encoding="utf-8")
+        made = {"spans": spans(split), "personas": personas(split)}
+        if options.bigbench is not None:
+            made["tasks"] = tasks(split, options.bigbench)
+        for name, found in made.items():
+            lines = "".join(json.dumps(row) + "\n" for row in found)
+            (folder / f"{name}-{split}.jsonl").write_text(lines, encoding="utf-8")
 
 
 if __name__ == "__main__":
