@@ -80,10 +80,12 @@ def main() -> None:
     }
     spent: dict[str, list[float]] = {name: [] for name in contenders}
     texts = {}
+    slow = "fedtailor, the whole text for each token"  # one turn is enough
     with torch.no_grad():
         for repeat in range(options.repeats):
-            names = list(contenders)
-            for name in names[repeat % 4 :] + names[: repeat % 4]:
+            names = [name for name in contenders if name != slow or repeat == 0]
+            at = repeat % len(names)
+            for name in names[at:] + names[:at]:
                 start = time.process_time()
                 texts[name] = contenders[name]()
                 spent[name].append(time.process_time() - start)
@@ -91,7 +93,7 @@ def main() -> None:
     rows, records = [], []
     found_versions = versions("fedtailor", "torch", "transformers")
     for name, seconds in spent.items():
-        ratios = [own / base for own, base in zip(seconds, first, strict=True)]
+        ratios = [own / base for own, base in zip(seconds, first, strict=False)]
         same = sum(a == b for a, b in zip(texts[name], texts["transformers, SDPA"], strict=True))
         rows.append([name, spread(seconds), spread(ratios), f"{same} of {len(prompts)}"])
         records.append({**found_versions, "contender": name, "cpu_s": seconds, "ratios": ratios})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from datasets import Dataset, Features, Image, Value
 from PIL import Image as Pillow
 
 from fedtailor.cli import main
+from tests import kinds
 from tests.small import digits, without_checksum
 
 
@@ -97,3 +99,19 @@ def test_a_new_client_joins_and_predicts(
     capsys.readouterr()
     assert main(["predict", *command, "--client", "nowhere", "--input", str(pictures)]) == 2
     assert "no client nowhere; allowed: 0 to 3" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_texts_as_they_are_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ask.txt").write_text("the ward has\nnight\n")
+    command = ["predict", str(kinds.finished("instruct") / "run"), "--method", "fedsdg"]
+    command += ["--client", "a", "--input", str(tmp_path / "ask.txt")]
+    assert main(command) == 0
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header == "text"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"> 'the ward has'\n{first}\n\n> 'night'\n{second}\n\n"
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0]) == {"text": first}

@@ -302,7 +302,7 @@ class Objective(ABC):
         self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
     ) -> list[Any]:
         """Return what ``predict`` answers for each of some ``inputs``; by default its outputs.
-        Where the task ``generates``, it answers with a text instead."""
+        Where the task ``writes``, it answers with a text instead."""
         answers: list[Any] = predictions.tolist()
         return answers
 
