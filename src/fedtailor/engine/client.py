@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -71,18 +71,22 @@ class _Clients(ClientWork, ABC):
     def prepare(self, server: Params, request: ClientRequest) -> ClientInputs:
         return self.inputs(self.method.send(self.task, server, request.client), request)
 
-    def inputs(self, received: Params, request: ClientRequest) -> ClientInputs:
-        """What the client works with, once it has ``received`` its share."""
+    def inputs(
+        self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None = None
+    ) -> ClientInputs:
+        """What the client works with, once it has ``received`` its share; by default the batches
+        are those of the round."""
         start, cpu_start, task = time.perf_counter(), time.process_time(), self.task
         assert request.private is not None
         with phase("data"):
-            drawn = self.federation.batches(
-                request.client,
-                request.round,
-                self.local,
-                purpose=request.purpose,
-                passes=request.passes,
-            )
+            if drawn is None:
+                drawn = self.federation.batches(
+                    request.client,
+                    request.round,
+                    self.local,
+                    purpose=request.purpose,
+                    passes=request.passes,
+                )
             batches = [
                 to_device(self._packed(batch), task.device)
                 for batch in islice(drawn, request.steps)
@@ -150,8 +154,10 @@ class Training(_Clients):
     attackers: frozenset[int] = frozenset()
     trigger: Trigger | None = None
 
-    def inputs(self, received: Params, request: ClientRequest) -> ClientInputs:
-        inputs = super().inputs(received, request)
+    def inputs(
+        self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None = None
+    ) -> ClientInputs:
+        inputs = super().inputs(received, request, drawn)
         attack = self.attack
         attacks = request.client in self.attackers and attack.is_on(request.round)
         if not (attacks and attack.on_data):

@@ -5,21 +5,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..data.federation import Federation
+from ..engine.client import ClientUpdate, Training
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
+from ..engine.executors.work import ClientRequest
 from ..engine.participants import draw_cohort
 from ..engine.prepare import as_trained, first_steps
-from ..engine.scoring import SPLITS
+from ..engine.scoring import SPLITS, Scoring, by_length
 from ..errors import FEW
-from ..method import FineTuning, Method
+from ..method import FineTuning, Method, Server
 from ..store.committed import read_commit
 from ..store.format import has_commit, trial_folder
 from ..task.backbone import Backbone
@@ -250,27 +254,57 @@ def _step(
 ) -> tuple[Costs, float, float, int]:
     """Return what a client's round costs, the seconds of one of its steps, those of what is worked
     out once an example, and how many clients have a batch that is too small to train on. The first
-    step also warms up, so it is the second one that is measured."""
+    step also warms up, so it is the second one that is timed. Of a language model the first is on
+    the longest texts, and an evaluation follows, since these take the most memory."""
     plan = inputs.experiment.plan
     task = inputs.task(method, federation.seed)
     federation = as_trained(method, task, federation, plan)
     works, server, request = first_steps(method, task, federation, plan)
     # one thread, as `processes` has it: a pool of threads would not survive a fork
     threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
-    runner = Sequential(works, threads)
+    train: Any = works["train"]
+    longest = _Longest(train, Scoring(method, task, federation), plan)
+    runner = Sequential({**works, "longest": longest}, threads)
 
-    def timed() -> tuple[Costs, float]:
+    def timed(work: str) -> tuple[Costs, float]:
         start = time.perf_counter()
-        ((_, update),) = runner.map("train", server, [request])
+        ((_, update),) = runner.map(work, server, [request])
         return update.costs, time.perf_counter() - start
 
-    costs, seconds = timed()
+    costs, seconds = timed("longest" if task.most_tokens else "train")
     if seconds <= _LONG_STEP:
-        costs, seconds = timed()
+        costs, seconds = timed("train")
     cache = federation.example_cache
     rest = federation.partition.train.sizes() % plan.local.batch_size
     short = int(((rest > 0) & (rest < federation.least_batch)).sum())
     return costs, seconds, 0.0 if cache is None else cache.seconds, short
+
+
+@dataclass(frozen=True)
+class _Longest:
+    """A training step on the longest rows of a client, and an evaluation of a batch of the longest
+    held-out ones."""
+
+    train: Training
+    score: Scoring
+    plan: Plan
+
+    def one(self, server: Server, request: ClientRequest) -> ClientUpdate:
+        train, federation, task = self.train, self.train.federation, self.train.task
+        lengths = federation.dataset.inputs.lengths
+        rows = federation.partition.train[request.client]
+        rows = rows[np.argsort(-lengths(rows), kind="stable")][: train.local.batch_size]
+        received = train.method.send(task, server, request.client)
+        inputs = train.inputs(received, request, [federation.batch(np.sort(rows))])
+        update: ClientUpdate = train.complete(request, inputs)
+        clients = self.plan.evaluated(federation)[:_MANY]
+        held_out = np.concatenate([federation.rows(k, split) for k in clients for split in SPLITS])
+        sizes = lengths(held_out)
+        batches = [*by_length(sizes, self.plan.evaluate.batch_size, task.most_tokens)]
+        if batches:
+            most = max(batches, key=lambda at: len(at) * int(sizes[at[-1]]))
+            self.score.scores({**inputs.received, **inputs.private}, held_out[most], len(most))
+        return update
 
 
 def _round_steps(
