@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,7 +127,8 @@ def test_the_loss_is_that_of_the_paper() -> None:
     assert float(loss) == pytest.approx(expected.mean(), rel=1e-4)
 
 
-def test_the_received_model_is_the_reference_of_a_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", ["sequential", "vectorised"])
+def test_the_received_model_is_the_reference_of_a_round(executor: Any) -> None:
     """In the first step of each round the model is its own reference: no preference, ln 2."""
     dataset, backbone = kinds.data("preference"), kinds.backbone("preference")
     federation = kinds.federation("preference", (4, 4))
@@ -137,7 +137,8 @@ def test_the_received_model_is_the_reference_of_a_round(tmp_path: Path) -> None:
 
     def losses(objective: Preference) -> list[float]:
         task = ft.Task(replace(backbone, objective=objective), method.adapt)
-        return [one.train_loss for one in rounds(method, task, federation, ft.Plan(2, local))]
+        plan = ft.Plan(2, local, engine=ft.EngineConfig(executor=executor))
+        return [one.train_loss for one in rounds(method, task, federation, plan)]
 
     assert REFERENCE not in dataset.batch(np.arange(1))
     base, received = losses(Preference()), losses(Preference(from_received=1.0))
