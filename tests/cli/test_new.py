@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ from PIL import Image
 
 import fedtailor as ft
 from fedtailor.cli import main
-from fedtailor.cli.new import _ask
+from fedtailor.cli.new import _ask, _ask_columns
 from fedtailor.data import load_data
 from fedtailor.data.survey import survey
 from fedtailor.errors import InputError
@@ -360,6 +361,30 @@ def test_one_row_without_a_label_is_one_row(
             file.write("the ward was closed,,berlin\n")
         assert main(["new", str(visits), "--out", f"{count}.toml"]) == 0
         assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answers", "pair"),
+    [(["", "", "", ""], ("premise", "hypothesis")), (["hypothesis", "", ""], ("hypothesis", None)),
+     (["", "none", "", ""], ("premise", None))],
+)  # fmt: skip
+def test_at_a_terminal_return_takes_what_yes_takes(
+    answers: list[str],
+    pair: tuple[str, str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = [f"{text},{text} too,{n / 7},{'ab'[n % 2]}" for n, text in enumerate(TEXTS)]
+    file = tmp_path / "t.csv"
+    file.write_text("\n".join(["hypothesis,premise,score,site", *lines]))
+    names = "task", "text", "text_pair", "label", "client"
+    options = argparse.Namespace(**dict.fromkeys(names))
+    given = iter(answers)
+    monkeypatch.setattr("builtins.input", lambda _: next(given))
+    _ask_columns(survey(str(file)), options)
+    assert (options.text, options.text_pair) == pair
+    assert (options.label, options.client) == ("score", "site")
+    assert not [*given]
 
 
 def test_answers_that_end_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,11 +109,19 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
         options.task = _ask("kind of task", task.name, columns=[*OBJECTIVES])
         if options.task == task.name:
             return
-    source = [column.name for column in table.source_candidates()]
+    first, second = table.pair({options.label, options.client})
+    source = [column.name for column in table.source_candidates() if column.name != first]
     names = [column.name for column in table.columns]
-    options.text = options.text or _ask("column of texts or pictures", *source, columns=names)
-    taken = {options.text, options.client}
-    label = [column.name for column in table.label_candidates(taken)] or ["none"]
+    if options.text is None:
+        guesses = [*filter(None, [first]), *source]
+        options.text = _ask("column of texts or pictures", *guesses, columns=names)
+        if options.text == first and second is not None and options.text_pair is None:
+            what = "column of the second texts of pairs, or none"
+            answer = _ask(what, second, columns=[*names, "none"])
+            options.text_pair = None if answer == "none" else answer
+    taken = {options.text, options.text_pair, options.client}
+    found = [table.likeliest(taken), *table.label_candidates(taken)]
+    label = list(dict.fromkeys(c.name for c in found if c is not None)) or ["none"]
     what = "column of labels, or none for a language model"
     options.label = options.label or _ask(what, *label, columns=[*names, "none"])
     if options.client is None:

@@ -268,7 +268,7 @@ class Survey:
             raise InputError(f"{self._place(name)} holds {kind}s; {allowed}")
         return name
 
-    def _pair(self, taken: set[str | None]) -> tuple[str | None, str | None]:
+    def pair(self, taken: set[str | None]) -> tuple[str | None, str | None]:
         """The two columns of texts that are called like a pair; ``taken`` have another role."""
         texts = [c.name for c in self.columns if c.kind == "text" and c.name not in taken]
         texts = [name for name in texts if not _is_called(name, _LABELS)]
@@ -278,7 +278,7 @@ class Survey:
 
     def _inputs(self, taken: set[str | None]) -> tuple[str, str | None]:
         """The column of inputs, or the two of pairs; ``taken`` have another role."""
-        text, pair = self._pair(taken)
+        text, pair = self.pair(taken)
         return self._source(text), pair
 
     def _several(self, label: str | None) -> tuple[str, ...]:
@@ -321,9 +321,10 @@ class Survey:
                 "one with --text-pair"
             )
 
-    def _likeliest(self, found: Sequence[Column], taken: set[str | None]) -> Column | None:
-        """The column that is the label: the first of those that are ``found``, or one of numbers or
-        lists that is called like one. Raises InputError where it holds lists."""
+    def likeliest(self, taken: set[str | None]) -> Column | None:
+        """Return the column that is the label: the first candidate, or one of numbers or lists that
+        is called like one; ``taken`` have another role. Raises InputError where it holds lists."""
+        found = self.label_candidates(taken)
         is_named = bool(found) and _is_called(found[0].name, _LABELS)
         others = [c for c in self.columns if c.kind in ("number", "other") and c.name not in taken]
         for column in [] if is_named else others:
@@ -356,8 +357,7 @@ class Survey:
 
     def _label(self, name: str | None, taken: set[str | None]) -> str:
         if name is None:
-            found = self.label_candidates(taken)
-            chosen = self._likeliest(found, taken)
+            chosen = self.likeliest(taken)
             if chosen is None:
                 raise InputError(
                     f"no column of {self.path} looks like a label (2 to {_MAX_CLASSES} words or "
