@@ -74,8 +74,9 @@ def test_a_prompt_has_the_cells_of_its_row() -> None:
         ({"clients": [], "prompt": "{thing}"}, "needs the names of clients, and a column"),
         ({"clients": ["a"], "prompt": "{thing"}, "expected '}'"),
         ({"clients": ["where"], "prompt": "{think}"}, "'think'.*did you mean 'thing'"),
-        ({"clients": ["were"], "prompt": "{thing}"}, "'were'.*did you mean 'where'"),
+        ({"clients": ["where", "lang"], "prompt": "{thing}"}, "'lang'.*did you mean 'long'"),
         ({"clients": ["where"] * 2, "prompt": "{thing}"}, "has client 'where' twice"),
+        ({"clients": ["long"], "prompt": "{thing}"}, "row 1 has no prompt, and .* 'where'"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("folder")

@@ -8,6 +8,7 @@ from string import Formatter
 from typing import Any
 
 from ..errors import InputError, brief, unknown
+from ..objectives.cells import is_blank
 
 _PARTS = Formatter()
 
@@ -62,7 +63,8 @@ def fill(
         cells_of: the cells of one of them.
 
     Raises:
-        InputError: a client has two templates; a template names no column of the table.
+        InputError: a client has two templates; a template names no column of the table; a row has
+            neither a template nor a prompt.
     """
     found = list(prompts)
     owners: dict[str, Template] = {}
@@ -78,4 +80,9 @@ def fill(
     for row, client in enumerate(clients):
         if (of := owners.get(str(client).strip())) is not None:
             found[row] = of.filled([cells[name][row] for name in of.columns])
+        elif is_blank(found[row]):
+            raise InputError(
+                f"row {row + 1} has no prompt, and its client, {brief(client)}, no template in "
+                "data.templates; give one of them"
+            )
     return found
