@@ -34,7 +34,6 @@ import torch
 import fedtailor as ft
 from fedtailor.data.labels import label_counts, label_overlap
 from fedtailor.engine.client import Training
-from fedtailor.engine.costs import count_flops
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.prepare import as_trained, client_works, first_server, memory_states
 from fedtailor.errors import DivergedError
@@ -44,6 +43,7 @@ from fedtailor.store.files import write_atomically
 from fedtailor.store.metrics import ATTACK_SUCCESS, summary, values_of
 from fedtailor.store.read import EvaluationLine, Trial, read
 from fedtailor.store.selection import select_round
+from fedtailor.torch_private import count_flops
 
 from .shown import shown
 

@@ -11,12 +11,13 @@ from torch import nn
 
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import Plan
-from fedtailor.engine.costs import count_flops, forget_peak_memory, peak_memory_mb, wire_bytes
+from fedtailor.engine.costs import forget_peak_memory, peak_memory_mb, wire_bytes
 from fedtailor.engine.prepare import first_costs
 from fedtailor.layers.activations import tangent
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.params import encode
 from fedtailor.task.task import Task
+from fedtailor.torch_private import count_flops
 from tests.small import digits_backbone, digits_federation
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,

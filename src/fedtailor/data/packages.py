@@ -24,9 +24,8 @@ _FASHION = (
 
 def chitchat() -> Columns | None:
     """Read one row a message, with the sender as its client; None without ``dataset.json``."""
-    spec = importlib.util.find_spec("chitchat_dataset")
-    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-    path = _find_file([cache_dir() / "chitchat", *folders], "dataset.json")
+    folders = [cache_dir() / "chitchat", _package_folder("chitchat_dataset")]
+    path = _find_file([folder for folder in folders if folder], "dataset.json")
     if path is None:
         return None
     conversations = json.loads(path.read_text(encoding="utf-8")).values()
@@ -39,11 +38,11 @@ def chitchat() -> Columns | None:
 
 def digits() -> Columns | None:
     """Read scikit-learn's 8x8 digits, and scale their 17 levels of grey to 0..255."""
-    from sklearn.datasets import load_digits
-
-    levels, labels = load_digits(return_X_y=True)
-    values = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    return Columns(lambda rows: values[rows], len(values), 0, labels.tolist())
+    folder = _package_folder("sklearn")
+    assert folder is not None, "scikit-learn is a dependency"
+    table = np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=",")
+    values = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    return Columns(lambda rows: values[rows], len(values), 0, table[:, -1].astype(int).tolist())
 
 
 def fashion_mnist() -> Columns | None:
@@ -107,3 +106,9 @@ def _find_file(folders: list[Path], name: str) -> Path | None:
 
 def _reader(texts: Sequence[str]) -> Callable[[Indices], list[str]]:
     return lambda rows: [texts[row] for row in rows]
+
+
+def _package_folder(name: str) -> Path | None:
+    """Where the package lies, which is not imported."""
+    spec = importlib.util.find_spec(name)
+    return next((Path(folder) for folder in (spec and spec.submodule_search_locations) or ()), None)

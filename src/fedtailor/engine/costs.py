@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..params import Params, count
 from ..task.quantised import num_parameters
@@ -80,16 +78,6 @@ def measure(task: Task, received: Params, private: Params, sent: Params, *, trai
         down=wire_bytes(received),
         up=wire_bytes(sent),
     )
-
-
-def count_flops(train: Callable[[], object]) -> int:
-    """Count the floating-point operations of the matrix products and convolutions in ``train()``,
-    forward and backward, two for each multiplication with its addition."""
-    with FlopCounterMode(display=False) as counter:
-        # only the total is wanted, and hooks on modules fail where a forward pass takes a gradient
-        counter.mod_tracker.__exit__()
-        train()
-    return int(counter.get_total_flops())
 
 
 def forget_peak_memory() -> None:

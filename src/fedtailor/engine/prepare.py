@@ -19,6 +19,7 @@ from ..method import Cohort, Method, Server
 from ..objectives.objective import MetricFunction
 from ..params import Batch, Params, aligned, to_device
 from ..task.task import Task
+from ..torch_private import count_flops
 from ..uploads.attacks import Attack
 from ..uploads.chain import Chain, Link, UploadContext
 from ..uploads.norms import NormBound
@@ -27,7 +28,7 @@ from ..uploads.robust import RobustRule
 from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, Training
 from .config import Plan
-from .costs import Costs, count_flops
+from .costs import Costs
 from .executors.work import ClientRequest, Work
 from .faults import TimeModel
 from .forms import check_state

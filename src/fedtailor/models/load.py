@@ -82,7 +82,7 @@ def load_model(
     source = "" if network else locate(config)
     new: frozenset[str] = frozenset()
     prepare: Prepare
-    with torch.random.fork_rng(devices=[]), quiet():
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(random.key(seed, "model")))
         if network is not None:
             model, prepare = _network(config, network, outputs or 0, picture)
@@ -95,7 +95,7 @@ def load_model(
                 config.name, (127 / 255,), (128 / 255,), (side, side), argument="inputs"
             )
         else:
-            with faults_of_files(f"can't load model {config.name!r}"):
+            with quiet(), faults_of_files(f"can't load model {config.name!r}"):
                 model, prepare, new = build_transformer(
                     config, source, objective, modality, num_classes
                 )
