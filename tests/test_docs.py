@@ -130,7 +130,7 @@ def test_every_method_has_its_picture() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedsdg", "ditto", "flora", "scaffold", "pfedgate", "fedmask"])
+@pytest.mark.parametrize("name", ["fedsdg", "pfedgate"])
 def test_the_index_says_what_a_method_costs(name: str) -> None:
     """Of some methods; the script measures all of them in two minutes."""
     script = runpy.run_path(str(ROOT / "docs/method_costs.py"))
