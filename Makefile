@@ -21,10 +21,10 @@ quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and
 test: $(VENV)/.installed ## Run the tests
 	$(PYTEST) -m "not slow and not long"
 
-test-slow: $(VENV)/.installed ## Run the tests that take longer
+test-slow: $(VENV)/.installed ## Run the tests that take half a second or more
 	$(PYTEST) -m slow
 
-test-long: $(VENV)/.installed ## Run the tests that take minutes each; do so before a release
+test-long: $(VENV)/.installed ## Run the tests that take minutes, and the rest of what is combined; do so before a release
 	$(PYTEST) -m long
 
 test-versions: ## Run the fast tests with the lowest and the newest versions of all dependencies
