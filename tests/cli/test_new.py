@@ -248,6 +248,11 @@ WORDS = [["the", "ward"]] * 40
         ({"outcome": ["x", "y"], "a": [0, 1], "b": [1, 0]}, "", "classes: 2 (x 20, y 20)"),
         ({"tokens": WORDS, "tags": [["O", "B-X"]] * 39 + [["O"]]}, "", "classes: 2 (B-X 39, O 40)"),
         ({"messages": [[{"role": "user", "content": "a"}]]}, "", "\n\ntask: instruct\nclients: no"),
+        (
+            {"question": TEXTS, "context": TEXTS, "answers": [{"text": []}]},
+            "",
+            "no training row has",
+        ),
         ({"score": [0.5]}, "", "all training rows have the number 0.5; there is nothing to learn"),
         ({"tags": [["a"]]}, "", "has 1 label; the task 'multi-label' needs two or more"),
         ({"a": [0, 1]}, "--task multi-label --label a", "says 0 or 1, or no or yes, of one label"),

@@ -138,6 +138,8 @@ def test_each_client_predicts_and_another_joins(
     columns = [name for name in header[1:] if not name.startswith("p(")]
     assert kinds.page()[kind][2].removesuffix(", p(CLASS)").split(", ") == columns
     assert [row[0] for row in answers] == [*"abc"] * 30
+    inputs, _ = kinds.rows(kind)
+    assert len(ft.load_model("run", "fedsdg", "a").predict(inputs[:2])) == 2
     Path("new.jsonl").write_text(Path("rows.jsonl").read_text().replace('"c"', '"d"'))
     join = ["onboard", *of, "--data", "new.jsonl", "--client", "d"]
     assert main(join) == 0

@@ -33,7 +33,10 @@ def text_examples(
     for them."""
     if isinstance(values, Tokens):
         return values
-    texts = [one_input(value, objective, are_pairs=are_pairs) for value in inputs_of(values)]
+    values = inputs_of(values)
+    if objective.joins_columns:
+        values = objective.conversations([values])
+    texts = [one_input(value, objective, are_pairs=are_pairs) for value in values]
     if tokenizer is None:
         raise InputError(
             "this model has no tokenizer; give its inputs as fedtailor.data.table.Tokens"

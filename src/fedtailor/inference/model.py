@@ -87,8 +87,8 @@ class PersonalModel:
         can tell.
 
         Args:
-            inputs: texts, pairs of texts or lists of words; or pictures as paths, a folder, PIL's
-                images or arrays ``[n, C, H, W]``.
+            inputs: texts, pairs of texts, lists of words or conversations (lists of messages); or
+                pictures as paths, a folder, PIL's images or arrays ``[n, C, H, W]``.
             max_new_tokens: of a language model's text.
             say: gets the pieces of a text as they are written, if the model writes texts.
 

@@ -207,7 +207,9 @@ class QuestionAnswering(Objective):
                     f"task {self.name!r} needs an answer, or lists 'text' and 'answer_start'"
                 )
             values[row] = [[*answers[0], cells.row_number(row)]] if answers else []
-        return Targets(values, known)
+        has_any = any(values[: cells.num_train])
+        note = "" if has_any else f"{cells.place}: no training row has an answer to learn"
+        return Targets(values, known, note=note)
 
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
         return np.zeros((rows, 2), np.int64)
