@@ -115,6 +115,18 @@ def _ahead(claim: Claim, results: Results) -> Outcome:
     return Outcome(means, _interval(difference), verdict)
 
 
+def _lower(claim: Claim, results: Results) -> Outcome:
+    """Of losses, in nats: how much lower ours are."""
+    ours, theirs = (
+        [_scores(line, claim) for line in results.of(claim, side)] for side in ("ours", "theirs")
+    )
+    less = paired(theirs, ours)
+    means = [mean(mean(_values(by_client)) for by_client in side) for side in (ours, theirs)]
+    interval = f"{-less.difference:+.3f} [{-less.high:+.3f}, {-less.low:+.3f}]"
+    verdict = _verdict(less.low > 0, less.difference > 0)
+    return Outcome(f"{means[0]:.3f} against {means[1]:.3f} nats", interval, verdict)
+
+
 def _level(claim: Claim, results: Results) -> Outcome:
     difference, means = _compared(claim, results)
     margin = claim["margin"] / 100
@@ -174,6 +186,7 @@ def _bytes(claim: Claim, results: Results) -> Outcome:
 
 RULES: Mapping[str, Callable[[Claim, Results], Outcome]] = {
     "ahead": _ahead,
+    "lower": _lower,
     "level": _level,
     "equal": _equal,
     "gains more": _gains_more,

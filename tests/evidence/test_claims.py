@@ -81,6 +81,17 @@ def test_a_method_is_ahead_if_the_interval_is_above_zero() -> None:
     )
 
 
+def test_the_lower_loss_is_ahead() -> None:
+    claim = {**CLAIM, "rule": "lower"}
+    found = [line(name, s, a, a + 1) for s in (0, 1) for name, a in (("x", 2.0), ("y", 2.25))]
+    better, worse = (
+        outcome({**claim, "ours": a, "theirs": b}, Results(found)) for a, b in ("xy", "yx")
+    )
+    assert (better.verdict, better.ours) == (HOLDS, "2.500 against 2.750 nats")
+    assert better.spread.startswith("-0.250 [")
+    assert worse.verdict == NOT_HERE
+
+
 def test_two_settings_of_one_method_are_compared() -> None:
     claim = {**CLAIM, "rule": "ahead", "theirs": "x", "set": ["w=2"], "theirs_set": ["w=1"]}
     large = [line("x", s, 0.8, 0.9, set_=["w=2"]) for s in (0, 1)]
