@@ -26,7 +26,7 @@ FAMILIES: dict[str, str] = runpy.run_path(str(HERE / "methods_index.py"))["FAMIL
 
 # Pages of a folder that are not named here come last.
 ORDER = [
-    "own-csv", "other-tasks", "own-model", "language-model", "three-sites", "new-method",
+    "own-csv", "other-tasks", "own-model", "own-instructions", "three-sites", "new-method",
     "from-pfllib", "from-flower", "from-trainer",
 ]  # fmt: skip
 
