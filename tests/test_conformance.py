@@ -220,7 +220,7 @@ def test_the_servers_tensors_are_contiguous_and_aligned(name: str, on: str, case
         assert value.numel() == 0 or value.data_ptr() % ALIGNMENT == 0, key
 
 
-@every_method
+@on_both(METHODS, fast=FAMILIES)
 def test_a_resumed_run_ends_with_the_same_bytes(name: str, on: str, cases: Cases) -> None:
     checks.resumes_exactly(cases(name, on))
 

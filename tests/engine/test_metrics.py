@@ -97,6 +97,7 @@ def last_round(method: Method, evaluate: EvaluateConfig, executor: str = "sequen
     return last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg(), FedSDG(rank=2), FedAvgFT()], ids=lambda m: m.name)
 def test_metrics_change_nothing_else_and_fit_accuracy(method: Method) -> None:
     """FedAvg's clients share batches; FedSDG's have their own models; FedAvg + FT's train first."""

@@ -47,7 +47,14 @@ def ran(label: str, kind: str, heard: list[tuple[str, str, str]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["instruct", "seq2seq", "causal-lm"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "instruct",
+        pytest.param("seq2seq", marks=pytest.mark.slow),
+        pytest.param("causal-lm", marks=pytest.mark.slow),
+    ],
+)
 def test_texts_are_written_at_their_rounds_and_judged(kind: str) -> None:
     heard: list[tuple[str, str, str]] = []
     first, second, third = ran("fedsdg", kind, heard)
@@ -133,6 +140,7 @@ def test_other_kinds_write_nothing() -> None:
         Metrics(config).check(OBJECTIVES["regression"])
 
 
+@pytest.mark.slow
 def test_the_cost_is_said_and_the_metric_chooses_the_round(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

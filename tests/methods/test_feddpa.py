@@ -104,6 +104,7 @@ def test_form_f_fine_tunes_the_global_adapter(weighting: Literal["instance", "fi
     assert same_bits({n: state[n] for n in server}, server)
 
 
+@pytest.mark.slow
 def test_the_global_adapter_is_fedavgs_and_alone_without_a_weight() -> None:
     sgd = Optimiser("sgd", lr=0.05, momentum=0.5)
     theirs, _ = last_round(FedAvg(trainable="lora", optimiser=sgd))

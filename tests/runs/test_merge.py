@@ -33,6 +33,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [run(folder / str(k), f"{k}/2") for k in (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_merged_grid_has_the_bytes_of_one_machines_run(
     machines: list[Path], tmp_path: Path
 ) -> None:

@@ -231,6 +231,7 @@ def test_too_many_that_wait_are_told(models: Models) -> None:
     assert {*statuses} == {200, 429}
 
 
+@pytest.mark.slow
 def test_what_writes_no_texts_is_not_served(capsys: pytest.CaptureFixture[str]) -> None:
     run = str(kinds.finished("regression") / "run")
     assert main(["serve", run, "--method", "fedsdg"]) == 2
