@@ -175,7 +175,7 @@ def test_padding_is_invisible(name: str, on: str, cases: Cases) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n not in METHODS else []) for n in CASES],
+    [pytest.param(n, marks=[] if n in FAMILIES else pytest.mark.slow) for n in CASES],
 )
 def test_memory_may_be_saved(name: str, cases: Cases) -> None:
     checks.parts_of_batches_add_up(cases(name, "text"))
