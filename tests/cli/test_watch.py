@@ -153,7 +153,7 @@ def test_the_page_is_served_to_this_machine_unless_told_otherwise(
         (["RUN", "--serve", "--once"], "leave out --once and --json"),  # at the usual port
         (
             ["RUN", "--serve", "203.0.113.7:0"],
-            "--serve 203.0.113.7:0: Cannot assign requested addr",
+            "can't listen at 203.0.113.7:0: Cannot assign requested address",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedtailor import random
 from fedtailor.objectives import OBJECTIVES
-from fedtailor.objectives.objective import Objective
+from fedtailor.objectives.objective import REFERENCE, Objective
 from fedtailor.optim import ClientContext, Optimiser, train
 from fedtailor.params import Batch, Params
 from fedtailor.task.backbone import Backbone
@@ -75,13 +75,15 @@ def test_weights_that_modules_share_stay_shared(tied: bool) -> None:
 def test_what_is_no_number_hits_nothing(objective: Objective) -> None:
     """Though argmax takes the first of logits that are not numbers for the largest."""
     task = Task(dataclasses.replace(digits_backbone(), objective=objective))
-    logits = torch.zeros(2, 3, objective.num_outputs(4) or 4)
+    tokens = (objective.sequences, 3) if objective.compares else (3,)
+    logits = torch.zeros(2, *tokens, objective.num_outputs(4) or 4)
     logits[0] = torch.nan
     targets = objective.blank_targets(2, 3, 4)
     labels = {
         "labels": torch.zeros(2) if targets is None else torch.from_numpy(targets),
-        "input_ids": torch.zeros(2, 3, dtype=torch.int64),
-        "attention_mask": torch.ones(2, 3),
+        "input_ids": torch.zeros(2, *tokens, dtype=torch.int64),
+        "attention_mask": torch.ones(2, *tokens),
+        REFERENCE: torch.tensor([[0.0, 0.0], [9.0, 0.0]]),  # the second row's choice is clear
     }
     scores = task.score(logits if objective.per_token else logits[:, 0], labels)
     hits = int(scores.count[1]) if objective.has_hits else 0

@@ -42,7 +42,7 @@ class BoundedServer(ThreadingHTTPServer):
         except OSError as error:
             where = f"{host}:{port}"
             raise InputError(
-                f"can't listen at {where}: {error.strerror}; choose another port"
+                f"can't listen at {where}: {error.strerror}; choose another address or port"
             ) from None
         self._open: dict[socket.socket, float] = {}  # the connections, and when their request began
 
