@@ -8,7 +8,6 @@ tokens at a time, and its slope with respect to the layer's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -89,43 +88,47 @@ class _Scored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_loss: Tensor | None, _: Any, of_slope: Tensor | None) -> Any:
         input, weight, bias, targets, slope = ctx.saved_tensors
-        if of_slope is None and of_loss is not None:
-            layer: Any = (None, None)
-            if any(ctx.needs_input_grad[1:3]):
-                layer = _layer_gradients(input, weight, bias, targets, of_loss)
-            return slope * of_loss[:, None].to(slope), *layer, None
-        of_loss = torch.zeros_like(input[:, 0]) if of_loss is None else of_loss
-        of_slope = torch.zeros_like(input) if of_slope is None else of_slope
-        layer = [x for x in (weight, bias) if x is not None]
-        found = []
-        for labels, rows, *gradients in _pieces(weight, targets, input, of_loss, of_slope):
-            outputs = partial(_outputs, labels)
-            found.append(torch.func.vjp(outputs, rows, *layer)[1](tuple(gradients)))
-        of_input, *of_layer = zip(*found, strict=True)
-        of_layer = [sum(pieces) for pieces in of_layer] + [None] * (bias is None)
-        return torch.cat(of_input), *of_layer, None
+        if of_loss is None:
+            of_loss = torch.zeros_like(input[:, 0])
+        of_input = slope * of_loss[:, None].to(slope)
+        if of_slope is None and not any(ctx.needs_input_grad[1:3]):
+            return of_input, None, None, None
+        curved, of_weight, of_bias = _gradients(input, weight, bias, targets, of_loss, of_slope)
+        return of_input + curved, of_weight, None if bias is None else of_bias.to(bias), None
 
 
-def _layer_gradients(
-    input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, of_loss: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the weights and the bias, where the loss has ``of_loss`` ``[N]``."""
-    of_weight, of_bias = torch.zeros_like(weight, dtype=torch.float32), torch.zeros(())
-    numbers = torch.arange(len(weight), device=weight.device)
-    for labels, rows, scale in _pieces(weight, targets, input, of_loss):
-        change = F.linear(rows, weight, bias).float().softmax(-1)
-        change = change - (labels[:, None] == numbers).float()
-        change = change * torch.where(labels != IGNORED, scale, 0)[:, None]
-        of_weight = of_weight + change.T @ rows.float()
-        of_bias = of_bias.to(change) + change.sum(0)
-    return of_weight.to(weight), None if bias is None else of_bias.to(bias)
+def _gradients(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    of_loss: Tensor,
+    of_slope: Tensor | None,
+) -> tuple[Tensor | float, Tensor, Tensor]:
+    """What the slope adds to the gradient of the input, and the gradients of the weights and the
+    bias, where the loss has the gradient ``of_loss`` ``[N]`` and its slope ``of_slope`` ``[N, d]``,
+    if it is used.
 
-
-def _outputs(
-    labels: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    logits = F.linear(rows, weight, bias).float()
-    return _loss(logits, labels), _slope(logits, weight, labels)
+    With p the probabilities, e the target's one-hot vector and u = W b for the slope's gradient b,
+    the slope is W' (p - e), and the gradient of the logits a (p - e) + p (u - p'u).
+    """
+    of_input, of_weight = [], torch.zeros_like(weight, dtype=torch.float32)
+    of_bias, numbers = torch.zeros(len(weight)).to(of_weight), torch.arange(len(weight)).to(targets)
+    second = () if of_slope is None else (of_slope,)
+    for labels, rows, a, *used in _pieces(weight, targets, input, of_loss, *second):
+        p = F.linear(rows, weight, bias).float().softmax(-1)
+        p = torch.where((labels != IGNORED)[:, None], p, 0)
+        change = p - (labels[:, None] == numbers).float()  # p - e, [n, V]
+        of_logits = change * a[:, None].float()
+        for b in used:
+            u = F.linear(b.to(weight), weight).float()
+            curve = p * (u - (p * u).sum(-1, keepdim=True))
+            of_input.append(curve.to(weight) @ weight)
+            of_logits = of_logits + curve
+            of_weight = of_weight + change.T @ b.float()
+        of_weight = of_weight + of_logits.T @ rows.float()
+        of_bias = of_bias + of_logits.sum(0)
+    return torch.cat(of_input) if of_input else 0.0, of_weight.to(weight), of_bias
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
