@@ -113,12 +113,15 @@ def test_rows_of_every_form_are_the_same_conversation() -> None:
     assert TASK.recognised({"messages": [CHAT]}) == {"text": "messages"}
 
 
-@pytest.mark.parametrize(
-    "wrong", [[{"role": "user"}], [{"role": 1, "content": "a"}], ["a"], 3, [], {"role": "user"}]
-)
+@pytest.mark.parametrize("wrong", [[{"role": "user"}], [{"role": 1, "content": "a"}], ["a"], 3, []])
 def test_what_is_no_conversation_is_named(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"row 8 has .* each needs a role and a content"):
         turns_of(wrong, 8)
+
+
+def test_a_message_is_no_conversation() -> None:
+    with pytest.raises(InputError, match=r"row 8 is one message, .* is a list of messages, and"):
+        turns_of(CHAT[0], 8)
 
 
 def test_conversations_are_read_as_people_write_them() -> None:

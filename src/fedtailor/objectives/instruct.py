@@ -174,9 +174,14 @@ def turns_of(value: Any, row: int = 1) -> Turns:
         if not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
             return [{"role": "user", "content": value}]
         value = found
+    if isinstance(value, dict):
+        raise InputError(
+            f"row {row} is one message, {brief(value, 60)}; a conversation is a list of messages, "
+            "and several are a list of such lists"
+        )
     turns = []
     for message in value if isinstance(value, list | tuple) and len(value) else [value]:
-        one = message if isinstance(message, dict) and message is not value else {}
+        one = message if isinstance(message, dict) else {}
         role, content = one.get("role", one.get("from")), one.get("content", one.get("value"))
         if not isinstance(role, str) or not isinstance(content, str):
             raise InputError(
