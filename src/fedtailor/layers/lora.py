@@ -69,7 +69,7 @@ def has_lora(model: nn.Module) -> bool:
 class LoRALinear(LoRALayer):
     """``W x + b + s B A x``; the factors have PEFT's names.
 
-    With DoRA (S. Liu et al., ICML 2024, section 4), ``m (W + s B A) x / ||W + s B A|| + b``, where
+    With DoRA (arXiv 2402.09353, section 4.3), ``m (W + s B A) x / ||W + s B A|| + b``, where
     m ``[d_out]`` is trained, and the norms, those of the rows, are constants to the gradient.
     """
 
