@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -228,7 +229,7 @@ def test_a_trouble_is_named_at_once_and_then_at_growing_intervals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now))
     trouble = Trouble("waiting")
     for _ in range(20_000):
         trouble.failed("locked")
