@@ -95,11 +95,37 @@ def test_the_page_has_every_task() -> None:
     assert [*kinds.page()] == [*OBJECTIVES]
 
 
+def _percent(those: list[bool]) -> str:
+    return f"{100 * sum(those) / len(those):.1f} %"
+
+
+_BEFORE: dict[str, Callable[[Any, Any], str]] = {  # what a run says of its targets before it starts
+    "classification": lambda _, of: f"({_percent([one == 'long' for one in of])})",
+    "multi-label": lambda _, of: f"; {_percent([not one for one in of])} of the rows have none",
+    "regression": lambda _, of: f"; numbers from {min(of):g} to {max(of):g}, {np.mean(of):g} on av",
+    "token-classification": lambda _, of: f" entities: LOC ({sum(s.count('B-LOC') for s in of)})",
+    "question-answering": lambda _, of: f"; {_percent([not one['text'] for one in of])} of the que",
+    "seq2seq": lambda _, of: f"(least, median, most): {min(len(s.split()) for s in of) + 2}, ",
+    "instruct": lambda of, _: f"; {_percent(_said_by_assistants(of))} of the tokens are the assist",
+    "preference": lambda *_: "tokens of a text (least, median, most): 5, ",
+    "causal-lm": lambda of, _: (
+        f"tokens of a text (least, median, most): {min(len(s.split()) for s in of) + 2}, "
+    ),
+}
+
+
+def _said_by_assistants(inputs: list[Any]) -> list[bool]:
+    """Of each token; a turn has its words, and a mark on either side or behind it."""
+    every = [(turn["role"] == "assistant", turn["content"].split()) for i in inputs for turn in i]
+    return [said for said, words in every for _ in range(len(words) + 2 - said)]
+
+
 @EVERY
 def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
     folder, one = kinds.finished(kind), OBJECTIVES[kind]
     assert kinds.page()[kind][1] == one.selects
     printed = (folder / "printed.txt").read_text()
+    assert _BEFORE[kind](*kinds.rows(kind)) in (folder / "run/run.log").read_text()
     is_share = one.selects in {"accuracy", *one.shares}
     unit = " (nats)" if one.selects == "loss" else " (%)" if is_share else ""
     assert f"Test {one.selects}{unit}, the best first" in printed

@@ -27,6 +27,7 @@ _OTHER = "need another task, which data.task names"
 _LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
 _BETWEEN = ("|", ";", ",")  # several labels in a cell
 _MANY_CLASSES = 200
+_SHOWN = 5  # classes in a line
 _FEW_ROWS = 20
 
 
@@ -201,6 +202,11 @@ class Classification(Objective):
     def undefined(self, targets: Labels, classes: Sequence[str]) -> tuple[str, ...]:
         return ("auc", "matthews") if len(np.unique(targets)) < 2 else ()
 
+    def summary(self, targets: Labels, classes: Sequence[str]) -> str:
+        """Return the classes with their shares of the rows."""
+        shares = np.bincount(targets, minlength=len(classes)) / len(targets)
+        return f"{len(classes)} classes: {largest(classes, shares)}"
+
     def columns(self, answer: Prediction) -> dict[str, Any]:
         """Return the label, its probability and those of all classes."""
         return {
@@ -244,6 +250,17 @@ class Classification(Objective):
                 )
         numbers, names = numbered(cells, labels, classes)
         return Targets(numbers, numbers >= 0, names)
+
+
+def largest(classes: Sequence[str], shares: Probabilities) -> str:
+    """Return the classes with the largest shares ``[classes]``, the largest first, in words.
+
+    >>> largest(["bad", "good"], np.array([0.25, 0.75]))
+    'good (75.0 %), bad (25.0 %)'
+    """
+    order = np.argsort(-shares, kind="stable")
+    shown = ", ".join(f"{classes[k]} ({100 * shares[k]:.1f} %)" for k in order[:_SHOWN])
+    return f"{shown}, ..." if len(classes) > _SHOWN else shown
 
 
 def numbered(

@@ -139,6 +139,12 @@ class Instruct(CausalLM):
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             yield Example(ids[-max_length:], len(ids) > max_length)
 
+    def summary(self, targets: Sequence[NDArray[np.int64]], classes: Sequence[str]) -> str:
+        """Return how much of the texts is learned."""
+        learned = sum(int((one != IGNORED).sum()) for one in targets)
+        share = 100 * learned / sum(map(len, targets))
+        return f"{share:.1f} % of the tokens are the assistant's"
+
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
         return np.zeros((rows, tokens), np.int64)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
-from .classification import numbered, with_several
+from .classification import largest, numbered, with_several
 from .objective import MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
@@ -208,6 +208,12 @@ class MultiLabel(Objective):
 
     def undefined(self, targets: Holds, classes: Sequence[str]) -> tuple[str, ...]:
         return () if targets.any() else ("f1_macro", "map")
+
+    def summary(self, targets: Holds, classes: Sequence[str]) -> str:
+        """Return the labels with the shares of the rows for which they hold."""
+        none = 100 * float((targets == 0).all(1).mean())
+        shares = largest(classes, targets.mean(0))
+        return f"{len(classes)} labels: {shares}; {none:.1f} % of the rows have none"
 
     def columns(self, answer: LabelsPrediction) -> dict[str, Any]:
         """Return the labels and the probabilities of all."""

@@ -311,6 +311,16 @@ class Objective(ABC):
         predicts."""
         return ()
 
+    def summary(self, targets: Any, classes: Sequence[str]) -> str:
+        """Return what is worth saying of all ``targets`` before a run, in a few words; empty if
+        nothing is.
+
+        Args:
+            targets: ``[N, ...]``, or N arrays where they go by tokens.
+            classes: the names of classes.
+        """
+        return ""
+
     @abstractmethod
     def columns(self, answer: Any) -> dict[str, Any]:
         """Return an answer as columns of a table; ``probabilities`` by class are one each."""

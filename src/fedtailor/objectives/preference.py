@@ -170,6 +170,9 @@ class Preference(Instruct):
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
         return np.ones((rows, 2), np.int64)
 
+    def summary(self, targets: Any, classes: Sequence[str]) -> str:
+        return ""
+
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the token after each, of those that an answer has: ``[b, 2, L]``."""
         import torch

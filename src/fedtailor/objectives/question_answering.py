@@ -285,6 +285,13 @@ class QuestionAnswering(Objective):
         rows = zip(predictions.tolist(), windows, inputs, strict=True)
         return [Answer(*Exported.best(found, own, context)) for found, own, (_, context) in rows]
 
+    def summary(self, targets: Sequence[NDArray[np.int64]], classes: Sequence[str]) -> str:
+        """Return the share of questions without an answer, and how many windows a context has."""
+        none = 100 * float(np.mean([not one.any() for one in targets]))
+        sizes = sorted({len(one) // 2 for one in targets})
+        windows = f"{sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{sizes[0]}"
+        return f"{none:.1f} % of the questions have no answer; windows of a context: {windows}"
+
     def columns(self, answer: Answer) -> dict[str, Any]:
         """Return the answer, its first character in the context, and its score."""
         return {"answer": answer.text, "start": answer.start, "score": answer.score}

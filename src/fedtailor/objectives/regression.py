@@ -163,6 +163,11 @@ class Regression(Objective):
     def undefined(self, targets: Numbers, classes: Sequence[str]) -> tuple[str, ...]:
         return ("r2", "pearson", "spearman") if len(np.unique(targets)) < 2 else ()
 
+    def summary(self, targets: Numbers, classes: Sequence[str]) -> str:
+        """Return the range and the mean of the numbers."""
+        least, most, mean = targets.min(), targets.max(), targets.mean()
+        return f"numbers from {least:g} to {most:g}, {mean:g} on average"
+
     def columns(self, answer: float) -> dict[str, Any]:
         """Return the number."""
         return {"number": answer}

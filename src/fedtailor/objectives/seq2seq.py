@@ -124,6 +124,12 @@ class Seq2Seq(Writing):
             is_cut = one.is_cut or len(labels) > max_length
             yield Example(one.ids, is_cut, one.types, labels[:max_length])
 
+    def summary(self, targets: Sequence[NDArray[np.int64]], classes: Sequence[str]) -> str:
+        """Return how long the targets are."""
+        sizes = [len(one) for one in targets]
+        three = f"{min(sizes):,}, {np.median(sizes):,.0f}, {max(sizes):,}"
+        return f"tokens of a target (least, median, most): {three}"
+
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
         return np.zeros((rows, tokens), np.int64)
 

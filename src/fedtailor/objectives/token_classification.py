@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief
+from ..errors import InputError, brief, listed
 from .cells import Cells, is_blank, parsed
 from .classification import Classification
 from .encoding import Example, encodings, filler
@@ -35,6 +36,7 @@ Tagged = list[tuple[str, str | None]]
 """The words of an input with their tags; None for a word that the model has not read."""
 
 _PREFIXED = re.compile(r"([BIESLUM])-(.+)")
+_SHOWN = 5  # types of entities in a line
 _BEFORE, _AFTER = "BIM", "IMEL"  # prefixes in an entity that goes on, and where it goes on
 
 
@@ -319,6 +321,15 @@ class TokenClassification(Objective):
     ) -> tuple[str, ...]:
         tags = {*chain(*(set(one.tolist()) for one in targets))} - {IGNORED}
         return () if {classes[tag] for tag in tags} - {"O"} else ("entity_f1",)
+
+    def summary(self, targets: Sequence[NDArray[np.int64]], classes: Sequence[str]) -> str:
+        """Return how many entities, or words with a tag, there are of each type."""
+        counts: Counter[str] = Counter()
+        for one in targets:
+            counts.update(kind for *_, kind in entities([classes[k] for k in one if k >= 0]))
+        names, numbers = zip(*counts.most_common(), strict=True) if counts else ((), ())
+        what = "entities" if any(map(_PREFIXED.fullmatch, classes)) else "words with a tag"
+        return f"{counts.total():,} {what}: {listed(names, numbers, _SHOWN)}"
 
     def columns(self, answer: Tagged) -> dict[str, Any]:
         """Return the words and their tags."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..data.federation import Federation
+from ..data.table import Dataset, Tokens
 from ..engine.client import ClientUpdate, Training
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
@@ -71,7 +72,9 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         test_rows=len(dataset.inputs) - dataset.num_train,
         client_rows=len(federation.partition.rows),
         pair=dataset.pair,
-        classes=_class_shares(federation),
+        targets="" if federation.remote else _targets(dataset),
+        tokens=None if federation.remote else _tokens(dataset),
+        max_length=dataset.max_length,
         clients=federation.num_clients,
         client_names=names if len(names) <= FEW else (),
         train=_size_summary(federation.partition.train.sizes()),
@@ -333,12 +336,16 @@ def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
     return 1
 
 
-def _class_shares(federation: Federation) -> dict[str, float]:
-    dataset = federation.dataset
-    if dataset.class_numbers is None:
-        return {}
-    counts = np.bincount(dataset.class_numbers, minlength=dataset.num_classes)
-    return dict(zip(dataset.classes, (counts / counts.sum()).tolist(), strict=True))
+def _targets(dataset: Dataset) -> str:
+    targets = dataset.targets(np.arange(len(dataset.inputs)))
+    return "" if targets is None else dataset.objective.summary(targets, dataset.classes)
+
+
+def _tokens(dataset: Dataset) -> Sizes | None:
+    inputs = dataset.inputs
+    if not isinstance(inputs, Tokens):
+        return None
+    return _size_summary(np.diff(inputs.offsets) if inputs.sizes is None else inputs.sizes.values)
 
 
 def _size_summary(sizes: np.ndarray) -> Sizes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
@@ -61,7 +61,9 @@ class StartSummary:
     test_rows: int  # of the official test split
     client_rows: int  # that some client has, of both
     pair: Sequence[str]  # the columns of an input that is two texts
-    classes: Mapping[str, float]  # the share of the rows
+    targets: str  # what the kind of task says of them
+    tokens: Sizes | None  # of a sequence; None: pictures, or data that lie elsewhere
+    max_length: int  # of a sequence; 0: unknown
     clients: int
     client_names: Sequence[str]  # a few of them, at most; empty: they have none
     train: Sizes
@@ -124,17 +126,17 @@ class StartSummary:
 
     def _details(self) -> Iterator[str]:
         yield from self._progress()
-        shares = sorted(self.classes.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in shares[:5])
-        more = ", ..." if len(shares) > 5 else ""
-        classes = f"; {len(shares)} classes: {listed}{more}" if shares else ""
+        targets = f"; {self.targets}" if self.targets else ""
         test = f" and {self.test_rows:,} test rows" if self.test_rows else ""
         rows = f", {self.rows:,} rows{test}" if self.rows else ""
         if 0 < self.client_rows < self.rows + self.test_rows:
             rows += f", of which the clients have {self.client_rows:,}"
-        yield f"data      {self.data}{rows}{classes}"
+        yield f"data      {self.data}{rows}{targets}"
         if self.pair:
             yield f"          an input is a pair: {' and '.join(map(repr, self.pair))}"
+        if self.tokens is not None:
+            cut = f"; at most {self.max_length:,} are read" if self.max_length else ""
+            yield f"          tokens of a text (least, median, most): {_sizes(self.tokens)}{cut}"
         for text in self.omissions:
             yield f"          {text}"
         names = f": {', '.join(self.client_names)}" if self.client_names else ""
