@@ -119,3 +119,15 @@ def test_a_client_column_with_an_empty_cell_is_not_passed_over(
     assert table(tmp_path, **columns).roles(None, None, "none").client is None
     complete = table(tmp_path, **columns, city=["a", "b", "c"] * 4)
     assert complete.roles(None, None, None).client == "city"
+
+
+def test_decimal_commas_of_a_spreadsheet_are_numbers_to_predict(tmp_path: Path) -> None:
+    path = tmp_path / "rents.csv"
+    rows = "".join(f"flat of {n} rooms;{300 * n},5{n % 10};1,{n}\n" for n in range(1, 40))
+    path.write_text("\ufeffflat;price;note\n" + rows)  # as a German Excel writes it
+    found = survey(str(path))
+    assert {c.name: c.kind for c in found.columns}["price"] == "number"
+    roles = found.roles("flat", "price", None)
+    assert (roles.task, roles.label) == (Regression.name, "price")
+    path.write_text(path.read_text().replace(";", "\t"))  # lists of numbers, perhaps
+    assert {c.name: c.kind for c in survey(str(path)).columns}["price"] == "text"

@@ -54,6 +54,27 @@ def test_predictions_are_in_the_unit_of_the_targets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1.234,50", " 7 ", "0,5"], [1234.5, 7, 0.5]),
+        (["-1 234,5", "1.000", "2.5"], [-1234.5, 1000, 2.5]),
+        (["1,234.5", "1,000", "2.5"], [1234.5, 1000, 2.5]),
+        (["1,5", "1,234"], [1.5, 1.234]),
+    ],
+)
+def test_commas_are_read_as_the_whole_column_has_them(
+    cells: list[str], expected: list[float]
+) -> None:
+    assert Regression().targets(Cells(cells, len(cells))).values.tolist() == expected
+
+
+@pytest.mark.parametrize("cells", [["1,234"], ["1.234,5", "1,234.5"], ["1,5,2"]])
+def test_commas_that_may_be_either_are_refused(cells: list[str]) -> None:
+    with pytest.raises(ft.InputError, match=r"in row 1: the task .* needs numbers such as 1234"):
+        Regression().targets(Cells(cells, len(cells)))
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ([1.0, "warm", 2.0], "column 'fever' holds 'warm' in row 2: the task .* numbers"),

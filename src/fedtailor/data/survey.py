@@ -427,7 +427,7 @@ def survey(path: str) -> Survey:
     it can't be read, or it has no rows."""
     table = local_table(path)
     if is_csv(path):
-        table = with_all_numbers(table)
+        table = with_all_numbers(table, path)
     arrow = table.with_format("arrow")[:]
 
     def counts(name: str, beside: str | None = None) -> Mapping[Any, int]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ..disk_cache import cache_dir
 from ..errors import InputError, brief, missing_file
 from ..objectives import objective_of
+from ..objectives.cells import with_points
 from . import class_folders, conll
 from .by_user import files_of, rows_by_user
 from .columns import named_pair, usual_column
@@ -257,6 +258,11 @@ def separator_of(header: str) -> str:
     return max(_SEPARATORS, key=header.count)
 
 
+def _separator(path: Path) -> str:
+    with path.open(encoding="utf-8-sig") as file:
+        return separator_of(file.readline())
+
+
 def check_column_names(names: Sequence[str]) -> None:
     """Raise ValueError if two columns have one name; empty ones don't count.
 
@@ -273,9 +279,7 @@ def _csv_table(path: Path, name: str) -> Any:
     import pandas
     import pyarrow
 
-    with path.open(encoding="utf-8-sig") as file:
-        separator = separator_of(file.readline())
-    texts: dict[str, Any] = {"dtype": str, "keep_default_na": False, "sep": separator}
+    texts: dict[str, Any] = {"dtype": str, "keep_default_na": False, "sep": _separator(path)}
     try:
         check_column_names(pandas.read_csv(path, nrows=1, header=None, **texts).iloc[0].tolist())
         frame = pandas.read_csv(path, na_values=[""], **texts)
@@ -304,9 +308,12 @@ def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:
     return "number" if all(map(_NUMBER.fullmatch, present)) else "text"
 
 
-def with_all_numbers(table: Any) -> Any:
-    """A csv table, which holds texts alone, with numbers in the columns that hold nothing else."""
+def with_all_numbers(table: Any, path: str) -> Any:
+    """The table of a csv file, which holds texts alone, with numbers in the columns that hold
+    nothing else; with decimal commas, too, where semicolons separate the cells."""
     texts = table.select_columns(_texts(table))[:]
+    if _separator(Path(path).expanduser()) == ";":
+        texts = {name: with_points(cells) for name, cells in texts.items()}
     return _converted(table, {name: kind_of(cells, exact=True) for name, cells in texts.items()})
 
 
@@ -350,7 +357,7 @@ def _converted(table: Any, kinds: dict[str, Kind]) -> Any:
     for name, kind in kinds.items():
         if kind != "text" and name in arrow.column_names:
             make, dtype = (int, "int64") if kind == "integer" else (float, "float64")
-            cells = arrow.column(name).to_pylist()
+            cells = with_points(arrow.column(name).to_pylist())
             numbers = [make(cell) if cell is not None and cell.strip() else None for cell in cells]
             place = arrow.column_names.index(name)
             arrow = arrow.set_column(place, name, pyarrow.array(numbers, dtype))

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_DECIMAL_COMMA = re.compile(r"[+-]?([0-9]{1,3}([.\s][0-9]{3})+|[0-9]+),[0-9]+")  # 1.234,5
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")  # 1,234.5
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.\s][0-9]{3})+(,[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,31 @@ def whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
     if not all(value.is_integer() for value in cells if isinstance(value, float)):
         return values
     return [int(value) if isinstance(value, float) else value for value in cells]
+
+
+def with_points(values: Sequence[Any]) -> Sequence[Any]:
+    """Write numbers that are texts with commas as Python does: commas are decimal points, or stand
+    between thousands, as all of these cells say; as they are where that is not known.
+
+    >>> with_points(["1.234,50", "7", None]), with_points(["1,234.50"]), with_points(["1,234"])
+    (['1234.50', '7', None], ['1234.50'], ['1,234'])
+    """
+    with_comma = {x.strip() for x in values if isinstance(x, str) and "," in x}
+    is_decimal, is_thousands = (
+        all(map(form.fullmatch, with_comma)) for form in (_DECIMAL_COMMA, _THOUSANDS)
+    )
+    if is_decimal == is_thousands:  # without commas, too
+        return values
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = value.strip()
+        if is_decimal and _GROUPED.fullmatch(text):
+            text = re.sub(r"[.\s]", "", text)
+        return text.replace(",", "." if is_decimal else "")
+
+    return [plain(value) for value in values]
 
 
 def trimmed(value: Any) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import Cells, is_blank
+from .cells import Cells, is_blank, with_points
 from .objective import MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
@@ -176,11 +176,13 @@ class Regression(Objective):
         return {"number"}
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
-        """Read a column of numbers; empty cells are unknown.
+        """Read a column of numbers, also as texts with decimal commas or with commas between
+        thousands; empty cells are unknown.
 
         Raises:
             InputError: a cell holds no number; no row of a split has one.
         """
+        cells = replace(cells, values=with_points(cells.values))
         values = np.array([_number(cells, row) for row in range(len(cells.values))])
         known = ~np.isnan(values)
         for split, some in (
