@@ -16,13 +16,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
-TESTS = (
-    "pytest>=9.2,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.170,<7", "cloudpickle>=3,<4",
-    "tensorboard>=2.21,<3", "playwright>=1.49,<2", "nbclient>=0.11,<0.12",
-    "ipykernel>=7.4,<8",
-)  # fmt: skip
+LEFT_OUT = ("fedtailor[", "flwr-datasets", "mypy", "ruff", "setuptools", "types-")  # of `test`
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
 EXTRAS = {"lowest": "figures,rouge,tune", "newest": "figures,flower,rouge,tune"}
 FLOWER = (
@@ -32,11 +29,21 @@ FLOWER = (
 )  # fmt: skip
 
 
+def project() -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The project of ``pyproject.toml``, and its extras."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return content, content["optional-dependencies"]
+
+
 def needed(extras: str) -> list[str]:
     """What ``pyproject.toml`` asks for, with the extras ``a,b``."""
-    content = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = content["optional-dependencies"]
+    content, optional = project()
     return content["dependencies"] + [line for name in extras.split(",") for line in optional[name]]
+
+
+def of_tests() -> list[str]:
+    """What the tests ask for beside that."""
+    return [line for line in project()[1]["test"] if not line.startswith(LEFT_OUT)]
 
 
 def lower_bounds() -> list[str]:
@@ -48,7 +55,7 @@ def install(kind: str, folder: Path) -> Path:
     """Make the environment, unless it is there with all that is asked for; its Python."""
     python, whole = folder / "bin" / "python", folder / "installed"
     versions = lower_bounds() if kind == "lowest" else []
-    packages = [f"{ROOT}[{EXTRAS[kind]}]", *TESTS, *versions]
+    packages = [f"{ROOT}[{EXTRAS[kind]}]", *of_tests(), *versions]
     data = ROOT / "requirements/data.txt"
     asked = "\n".join([*packages, *needed(EXTRAS[kind]), PARTITIONERS, data.read_text()])
     if whole.exists() and whole.read_text() == asked:
