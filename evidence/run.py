@@ -33,7 +33,6 @@ import torch
 
 import fedtailor as ft
 from fedtailor.data.labels import label_counts, label_overlap
-from fedtailor.engine.client import Training
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.prepare import as_trained, client_works, first_server, memory_states
 from fedtailor.errors import DivergedError
@@ -264,8 +263,7 @@ def flops_of_step(experiment: ft.Experiment) -> float:
     federation = as_trained(method, task, federation, plan)
     clients = sorted(range(federation.num_clients), key=federation.num_examples)
     client = clients[len(clients) // 2]
-    train = client_works(method, task, federation, plan)["train"]
-    assert isinstance(train, Training)
+    train = client_works(method, task, federation, plan).train
     private = memory_states(method, task, federation).read(client)
     steps = federation.num_steps(client, plan.local)
     scale = plan.schedule.factor(1, plan.rounds)

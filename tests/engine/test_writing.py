@@ -92,9 +92,9 @@ def test_a_client_that_did_not_train_writes_what_it_wrote_before() -> None:
     method, federation = METHODS["local"](), kinds.federation("instruct", (5, 6, 7))
     task = Task(kinds.backbone("instruct"), method.adapt)
     plan = replace(PLAN, evaluate=replace(PLAN.evaluate, metrics=("rougeL",), select=None))
-    works: Any = client_works(method, task, federation, plan)
-    states, executor = memory_states(method, task, federation), Sequential(works)
-    of = works["score"], works["write"]
+    works = client_works(method, task, federation, plan)
+    states, executor = memory_states(method, task, federation), Sequential(works._asdict())
+    of = works.score, works.write
     evaluator = Evaluator(method, task, federation, plan, states, executor, *of)
     server = first_server(method, task, federation)
     scores = [evaluator.evaluate(server, number)[0][0].metrics["rougeL"] for number in (1, 2, 2, 1)]

@@ -15,9 +15,8 @@ from safetensors.numpy import save_file
 import fedtailor as ft
 from fedtailor.data import Data
 from fedtailor.data.table import Images
-from fedtailor.engine.client import ClientEvaluation, Training
 from fedtailor.engine.config import CohortConfig, EngineConfig, EvaluateConfig, Plan
-from fedtailor.engine.joining import join, join_requests
+from fedtailor.engine.joining import join_requests
 from fedtailor.engine.prepare import client_works, memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -191,14 +190,11 @@ def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> No
     )  # fmt: skip
     (last,) = rounds(method, task, federation, plan)
     (client,) = federation.novel(1)
-    works = client_works(method, task, federation, plan)
-    training, evaluation = works["train"], works["evaluate"]
-    assert isinstance(training, Training)
-    assert isinstance(evaluation, ClientEvaluation)
+    joining = client_works(method, task, federation, plan).join
     store = memory_states(method, task, federation)
     (request,) = join_requests(federation, plan.local, [client], 1, 2, store.read)
     received = method.send_new(task, last.server, client)
-    fitted = join(training, evaluation, received, None, request)["fitted"]
+    fitted = joining.candidates(received, None, request)["fitted"]
     novel = {e.split: e for e in last.evaluations if e.model == "novel"}
     for sums, split in zip(fitted.sums, ("validation", "test"), strict=True):
         assert sums[0] / sums[2] == novel[split].loss[0]  # type: ignore[index]

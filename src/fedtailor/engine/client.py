@@ -247,6 +247,11 @@ class ClientEvaluation(_Clients):
         check_predicts(self.method, self.task, "finetune", used, state)
         return used
 
+    def used(self, received: Params, request: ClientRequest) -> Params:
+        """The state that a client uses, once it has ``received`` its share."""
+        inputs = self.inputs(received, request)
+        return self.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+
     def finish(
         self, request: ClientRequest, inputs: ClientInputs, outcome: Params, cpu_seconds: float
     ) -> ClientEvaluationResult:

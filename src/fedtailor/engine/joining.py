@@ -41,43 +41,6 @@ class Candidate:
     sums: NDArray[np.float64]
 
 
-def join(
-    training: Training,
-    evaluation: ClientEvaluation,
-    received: Params,
-    shared: Params | None,
-    request: ClientRequest,
-) -> dict[str, Candidate]:
-    """Fit what a method keeps by client to a new client: its row, its private state, and what is
-    trained before use.
-
-    Args:
-        training, evaluation: the method's work, on a federation with the new client's examples.
-        received: what `Method.send_new` gives.
-        shared: the global model, or None.
-        request: one of `join_requests`.
-
-    Returns:
-        ``fitted``; ``guess``, which is without the client's examples: its first private state and
-        what the server can say of a client of which it knows nothing; ``global``, if there is one.
-
-    Raises:
-        DivergedError: the loss is no longer finite.
-    """
-    inputs = training.inputs(received, request)
-    row = training.method.fit_row(training.task, inputs.received, [], inputs.context)
-    states = {"guess": {**row, **inputs.private}}
-    states["fitted"], refusal = _fitted(training, evaluation, request, inputs)
-    if refusal is not None:
-        raise DivergedError(f"{refusal.reason}; lower the learning rate or --passes")
-    if shared is not None:
-        states["global"] = shared
-    return {
-        name: Candidate(state, evaluation.scored(request.client, state).sums)
-        for name, state in states.items()
-    }
-
-
 def fits_anything(method: Method, private: Params) -> bool:
     """Whether a new client has anything to fit: a private state, a row at the server, or a model
     that is trained before use."""
@@ -87,8 +50,9 @@ def fits_anything(method: Method, private: Params) -> bool:
 
 @dataclass(frozen=True)
 class Joining:
-    """The work of clients that have just joined: each fits a model as in `join`, which is evaluated
-    on its own examples and then dropped. The result is a `ClientEvaluationResult`."""
+    """The work of clients that have just joined: each fits to its own examples what a method keeps
+    by client, its row, its private state, and what is trained before use. The model is evaluated
+    and then dropped; the result is a `ClientEvaluationResult`. Requests are `join_requests`."""
 
     training: Training
     evaluation: ClientEvaluation
@@ -97,25 +61,41 @@ class Joining:
         return self.evaluation.scored(item.client, self.state(server, item), item.round)
 
     def state(self, server: Params, request: ClientRequest) -> Params:
-        """What the client uses; `request` is one of `join_requests`."""
+        """What the client uses."""
         received = self.training.method.send_new(self.training.task, server, request.client)
-        inputs = self.training.inputs(received, request)
-        return _fitted(self.training, self.evaluation, request, inputs)[0]
+        return self._fitted(request, self.training.inputs(received, request))[0]
 
+    def candidates(
+        self, received: Params, shared: Params | None, request: ClientRequest
+    ) -> dict[str, Candidate]:
+        """The models among which a client that has ``received`` what `Method.send_new` gives may
+        choose: ``fitted``; ``guess``, which is without its examples: its first private state and
+        what the server can say of a client of which it knows nothing; and ``global``, the
+        ``shared`` one, if there is one. Raises DivergedError where the loss is not finite."""
+        training, inputs = self.training, self.training.inputs(received, request)
+        row = training.method.fit_row(training.task, inputs.received, [], inputs.context)
+        states = {"guess": {**row, **inputs.private}}
+        states["fitted"], refusal = self._fitted(request, inputs)
+        if refusal is not None:
+            raise DivergedError(f"{refusal.reason}; lower the learning rate or --passes")
+        if shared is not None:
+            states["global"] = shared
+        return {
+            name: Candidate(state, self.evaluation.scored(request.client, state).sums)
+            for name, state in states.items()
+        }
 
-def _fitted(
-    training: Training, evaluation: ClientEvaluation, request: ClientRequest, inputs: ClientInputs
-) -> tuple[Params, Refusal | None]:
-    """The state that a new client uses, and why it can't be, if its numbers are not finite."""
-    method, private, refusal = training.method, inputs.private, None
-    row = method.fit_row(training.task, inputs.received, inputs.batches, inputs.context)
-    if private and inputs.batches:
-        update = training.complete(request, replace(inputs, received=row))
-        private, refusal = to_device(update.private, training.task.device), update.refusal
-    if method.finetune_passes == 0:
-        return {**row, **private}, refusal
-    passes = method.finetune_passes
-    request = replace(request, private=private, purpose="personalise", passes=passes)
-    inputs = evaluation.inputs(row, request)
-    state = evaluation.run(inputs.received, inputs.private, inputs.batches, inputs.context)
-    return state, refusal
+    def _fitted(
+        self, request: ClientRequest, inputs: ClientInputs
+    ) -> tuple[Params, Refusal | None]:
+        """The state that a client uses, and why it can't be, if its numbers are not finite."""
+        training, private, refusal = self.training, inputs.private, None
+        method, passes = training.method, training.method.finetune_passes
+        row = method.fit_row(training.task, inputs.received, inputs.batches, inputs.context)
+        if private and inputs.batches:
+            update = training.complete(request, replace(inputs, received=row))
+            private, refusal = to_device(update.private, training.task.device), update.refusal
+        if passes == 0:
+            return {**row, **private}, refusal
+        request = replace(request, private=private, purpose="personalise", passes=passes)
+        return self.evaluation.used(row, request), refusal

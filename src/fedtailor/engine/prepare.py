@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, Training
 from .config import Plan
 from .costs import Costs
-from .executors.work import ClientRequest, Work
+from .executors.work import ClientRequest
 from .faults import TimeModel
 from .forms import check_state
 from .joining import Joining
@@ -109,7 +110,7 @@ def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -
 
 def first_steps(
     method: Method, task: Task, federation: Federation, plan: Plan, limit: int = 1
-) -> tuple[dict[str, Work], Server, ClientRequest]:
+) -> tuple[Works, Server, ClientRequest]:
     """At most ``limit`` batches of an epoch in round 1, of the client with the median number of
     examples: the works, the server's state, and the request to the client."""
     cohort = sorted(draw_cohort(method, federation, plan, 1), key=federation.num_examples)
@@ -129,12 +130,20 @@ def first_costs(method: Method, task: Task, federation: Federation, plan: Plan) 
     most four `first_steps`. What is computed once for each example is not counted."""
     federation = as_trained(method, task, federation, plan)
     works, server, request = first_steps(method, task, federation, plan, limit=4)
-    train = works["train"]
-    assert isinstance(train, Training)
-    inputs = train.prepare(server, request)
+    inputs = works.train.prepare(server, request)
     updates: list[ClientUpdate] = []
-    flops = count_flops(lambda: updates.append(train.complete(request, inputs)))
+    flops = count_flops(lambda: updates.append(works.train.complete(request, inputs)))
     return replace(updates[0].costs, flops=round(flops / request.size))
+
+
+class Works(NamedTuple):
+    """What an executor is asked to do; `_asdict` has it by name."""
+
+    train: Training
+    evaluate: ClientEvaluation
+    join: Joining
+    score: Scoring
+    write: Writing
 
 
 def client_works(
@@ -143,8 +152,8 @@ def client_works(
     federation: Federation,
     plan: Plan,
     metrics: Mapping[str, MetricFunction] | None = None,
-) -> dict[str, Work]:
-    """What an executor is asked to do, by name; ``metrics`` as in `rounds`."""
+) -> Works:
+    """What an executor is asked to do; ``metrics`` as in `rounds`."""
     wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
     context, trigger = (method, task, federation), plan.trigger(federation)
@@ -155,13 +164,8 @@ def client_works(
     scoring = Scoring(*context, wanted, trigger)
     writing = Writing(*context, plan, wanted)
     evaluate = ClientEvaluation(*context, plan.local, public, batch_size, scoring, writing)
-    return {
-        "train": train,
-        "evaluate": evaluate,
-        "join": Joining(replace(train, attackers=frozenset()), evaluate),
-        "score": scoring,
-        "write": writing,
-    }
+    joining = Joining(replace(train, attackers=frozenset()), evaluate)
+    return Works(train, evaluate, joining, scoring, writing)
 
 
 def public_batch(federation: Federation, task: Task) -> Batch:

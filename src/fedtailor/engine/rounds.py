@@ -30,8 +30,6 @@ from .prepare import (
 )
 from .private_states import PrivateStates
 from .results import Round
-from .scoring import Scoring
-from .writing import Writing
 
 
 def rounds(
@@ -98,15 +96,14 @@ def rounds(
     federation = as_trained(method, task, federation, plan)
     works = client_works(method, task, federation, plan, metrics)
     if make_executor is not None:
-        runner = make_executor(works)
+        runner = make_executor(works._asdict())
     else:
         size = len(draw_cohort(method, federation, plan, 1))
-        runner = executor_for(plan.engine, works, task.device, size, executor)
+        runner = executor_for(plan.engine, works._asdict(), task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)
-    scoring = Scoring(method, task, federation, wanted, plan.trigger(federation))
-    writing = Writing(method, task, federation, plan, wanted)
-    evaluator = Evaluator(method, task, federation, plan, store, runner, scoring, writing)
+    of_models = works.score, works.write
+    evaluator = Evaluator(method, task, federation, plan, store, runner, *of_models)
     participants, versions = schedule(method, federation, plan, time, start)
     chain = upload_chain(method, task, federation, plan, recent_norms)
     loop = Loop(

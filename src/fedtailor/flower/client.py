@@ -17,7 +17,6 @@ from flwr.clientapp import ClientApp
 
 from ..data import Data, Dataset
 from ..data.federation import Federation
-from ..engine.client import ClientEvaluation, Training
 from ..engine.metrics import Metrics
 from ..engine.prepare import as_trained, client_works, first_server, first_states
 from ..errors import DivergedError, InputError, unknown
@@ -350,11 +349,8 @@ class Site:
         first = first_states(method, task, federation)
         federation = as_trained(method, task, federation, plan)
         works = client_works(method, task, federation, plan, self.metrics)
-        training, evaluation = works["train"], works["evaluate"]
-        assert isinstance(training, Training)
-        assert isinstance(evaluation, ClientEvaluation)
         server = to_device(first_server(method, task, federation), task.device)
-        return Session(label, seed, first, server, training, evaluation, plan)
+        return Session(label, seed, first, server, works, plan)
 
 
 def _told(error: Exception) -> str:

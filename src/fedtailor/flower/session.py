@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import filter as matching
 
-from ..engine.client import ClientEvaluation, ClientUpdate, Training
+from ..engine.client import ClientUpdate
 from ..engine.config import Plan
 from ..engine.executors.work import ClientRequest
-from ..engine.joining import join, join_requests
+from ..engine.joining import join_requests
 from ..engine.participants import draw_cohort
+from ..engine.prepare import Works
 from ..errors import DivergedError, InputError
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
@@ -31,14 +32,13 @@ class Session:
     seed: int
     first: Callable[[int], Params]
     server: Server
-    training: Training
-    evaluation: ClientEvaluation
+    works: Works
     plan: Plan
 
     def received(self, kind: Kind, client: int) -> Form:
         """The form of what a client receives. Some sizes are any: a method may change a client's
         rank from round to round, or send what it has nothing of at first."""
-        method, task = self.training.method, self.training.task
+        method, task = self.works.train.method, self.works.train.task
         shared = method.global_state(task, self.server) or {}
         if kind == "global":
             expected = shared
@@ -57,11 +57,11 @@ class Session:
         method's form, or sizes that may change don't go together."""
         check_form("the payload", payload, self.received(kind, client))
         try:
-            yield to_device(payload, self.training.task.device)
+            yield to_device(payload, self.works.train.task.device)
         except InputError:
             raise
         except (RuntimeError, ValueError, LookupError) as error:
-            if not self.training.method.changing_sizes:
+            if not self.works.train.method.changing_sizes:
                 raise
             raise InputError(
                 f"the sizes of the payload's tensors don't go together: {type(error).__name__}"
@@ -70,12 +70,12 @@ class Session:
     def _join(self, message: RoundRequest, client: int, payload: Params, states: States) -> str:
         """Fit a new client, keep its model and print what it scores; the name of the kept one."""
         received, shared = strip_prefix(payload, "received/"), strip_prefix(payload, "global/")
-        training = self.training
+        training = self.works.train
         (request,) = join_requests(
             training.federation, training.local, [client], message.round,
             self.plan.evaluate.novel_passes or 1, self.first,
         )  # fmt: skip
-        candidates = join(training, self.evaluation, received, shared or None, request)
+        candidates = self.works.join.candidates(received, shared or None, request)
         result, state = decide(
             training, request, candidates, client=f"client-{client}", label=message.label
         )
@@ -101,17 +101,14 @@ class Session:
             return self._evaluated(message, request.client, received), None
         private = states.read(request.client, request.base, self.first(request.client))
         if message.kind in ("personal", "keep"):
-            passes = self.training.method.finetune_passes
+            passes = self.works.train.method.finetune_passes
             engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
-            inputs = self.evaluation.inputs(received, engine_request)
-            state = self.evaluation.run(
-                inputs.received, inputs.private, inputs.batches, inputs.context
-            )
+            state = self.works.evaluate.used(received, engine_request)
             if message.kind == "keep":
                 states.keep(request.client, state)
                 return ClientReply(request.client), None
             return self._evaluated(message, request.client, state), None
-        training = self.training
+        training = self.works.train
         passes = training.local.passes
         rounds = range(message.round, message.round + 1)
         if training.method.trains_alone:
@@ -129,7 +126,7 @@ class Session:
         return ClientReply(request.client, loss=update.loss), update.packed
 
     def _evaluated(self, message: RoundRequest, client: int, state: Params) -> ClientReply:
-        result = self.evaluation.scored(client, state, message.round)
+        result = self.works.evaluate.scored(client, state, message.round)
         validation, test = result.sums.tolist()
         sums = (tuple(validation), tuple(test))
         return ClientReply(client, sums=sums, metrics=result.metrics)

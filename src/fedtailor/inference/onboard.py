@@ -18,9 +18,9 @@ from ..data.federation import Federation, Split
 from ..data.sources import load_data, read_columns
 from ..data.table import Dataset, Images
 from ..data.tables import local_table
-from ..engine.client import ClientEvaluation, Training
+from ..engine.client import Training
 from ..engine.executors.work import ClientRequest
-from ..engine.joining import Candidate, fits_anything, join, join_requests
+from ..engine.joining import Candidate, fits_anything, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
 from ..errors import InputError, brief, listed
@@ -288,13 +288,9 @@ def fit_new_client(
     (request,) = join_requests(
         federation, plan.local, [number], trained.round, passes, lambda client: private
     )
-    works = client_works(method, task, federation, plan)
-    training, evaluation = works["train"], works["evaluate"]
-    assert isinstance(training, Training)
-    assert isinstance(evaluation, ClientEvaluation)
-    received, shared = to_new_client(trained, number)
-    candidates = join(training, evaluation, received, shared, request)
-    return decide(training, request, candidates, client=client, label=trained.label)
+    joining = client_works(method, task, federation, plan).join
+    candidates = joining.candidates(*to_new_client(trained, number), request)
+    return decide(joining.training, request, candidates, client=client, label=trained.label)
 
 
 def to_new_client(trained: TrainedMethod, number: int) -> tuple[Params, Params | None]:
@@ -312,13 +308,8 @@ def decide(
     client: str,
     label: str,
 ) -> tuple[Onboarded, Params]:
-    """Choose among the models of `engine.joining.join`; the result, and the state of the kept one.
-
-    Args:
-        training, request: those of `join`.
-        candidates: what `join` has returned.
-        client: the new client's name.
-        label: the method's.
+    """Choose among the ``candidates`` of `engine.joining`, of the work ``training`` and its
+    ``request``, for a ``client`` and a method by name; the result, and the state of the kept one.
     """
     federation, number = training.federation, request.client
     assert request.private is not None

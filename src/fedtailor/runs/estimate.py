@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -265,9 +264,8 @@ def _step(
     works, server, request = first_steps(method, task, federation, plan)
     # one thread, as `processes` has it: a pool of threads would not survive a fork
     threads = 1 if task.device.type == "cpu" and plan.engine.executor != "sequential" else None
-    train: Any = works["train"]
-    longest = _Longest(train, Scoring(method, task, federation), plan)
-    runner = Sequential({**works, "longest": longest}, threads)
+    longest = _Longest(works.train, Scoring(method, task, federation), plan)
+    runner = Sequential({**works._asdict(), "longest": longest}, threads)
 
     def timed(work: str) -> tuple[Costs, float]:
         start = time.perf_counter()

@@ -72,7 +72,8 @@ def follow_trials(inputs: Inputs, group: ProcessGroup) -> None:
         keep_freed_memory()
         federation = as_trained(method, task, federation, plan)
         works = client_works(method, task, federation, plan, inputs.metrics)
-        follow(group, share_executor(plan.engine, works, task.device, group.local_size))
+        work = share_executor(plan.engine, works._asdict(), task.device, group.local_size)
+        follow(group, work)
 
 
 def _fingerprint(inputs: Inputs) -> dict[str, Any]:

@@ -16,10 +16,9 @@ from ..data import Data
 from ..data.federation import Federation
 from ..data.names import client_number
 from ..data.table import Dataset
-from ..engine.client import ClientEvaluation
-from ..engine.executors.work import ClientRequest, Work
-from ..engine.joining import Joining, fits_anything, join_requests
-from ..engine.prepare import as_trained, client_works
+from ..engine.executors.work import ClientRequest
+from ..engine.joining import fits_anything, join_requests
+from ..engine.prepare import Works, as_trained, client_works
 from ..errors import InputError, unknown
 from ..method import Method, Server
 from ..objectives.objective import Objective
@@ -223,11 +222,9 @@ class TrainedMethod:
             return self._joined(number, private)
         if passes == 0:
             return {**aligned(self.method.send(self.task, self.server, number)), **private}
-        work = self._works["evaluate"]
-        assert isinstance(work, ClientEvaluation)
         request = ClientRequest(0, number, self.round, private, "personalise", passes, 1.0, 0)
-        inputs = work.prepare(self.server, request)
-        return work.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+        received = self.method.send(self.task, self.server, number)
+        return self._works.evaluate.used(received, request)
 
     def _is_novel(self, number: int) -> bool:
         novel = self.experiment.cohort.novel
@@ -241,12 +238,10 @@ class TrainedMethod:
         (request,) = join_requests(
             self.federation, local, [number], self.round, passes, lambda client: private
         )
-        work = self._works["join"]
-        assert isinstance(work, Joining)
-        return work.state(self.server, request)
+        return self._works.join.state(self.server, request)
 
     @cached_property
-    def _works(self) -> dict[str, Work]:
+    def _works(self) -> Works:
         context, plan = (self.method, self.task), self.experiment.plan
         federation = as_trained(*context, self.federation, plan)
         return client_works(*context, federation, plan)
