@@ -213,17 +213,9 @@ def _set(change: str) -> str:
 
 
 def advise(experiment: Experiment, source: Path | str) -> Advice:
-    """Say which methods to try for the clients of an experiment. Of them, the numbers of
-    training examples and all labels are looked at.
-
-    Args:
-        experiment: it says what the data are, and whether the model is pretrained.
-        source: the experiment file, or a run directory. Of a run, what it has kept is enough; a
-            deployment's keeps its clients' sizes, and no labels.
-
-    Raises:
-        InputError: the data, or the run, can't be read.
-    """
+    """Say which methods to try for the clients of an experiment, by their numbers of training
+    examples and all labels. ``source`` is the experiment file, or a run directory: of a run, what
+    it has kept is enough; a deployment's keeps its clients' sizes, and no labels."""
     run = Path(source)
     if (run / "experiment.json").is_file():
         manifest = read_data_manifest(min(run.glob("partitions/seed-*.json")))
@@ -330,8 +322,7 @@ def clients_of(federation: Federation) -> Population:
 
 
 def clients_of_run(path: Path) -> Population:
-    """Return what a run directory has kept of its clients. Raises InputError where no round is
-    committed yet, or a file is damaged."""
+    """Return what a run directory has kept of its clients."""
     partition = next(iter(read(path).partitions.values()))
     overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
     median = float(np.median(partition.train))

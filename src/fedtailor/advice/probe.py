@@ -22,17 +22,8 @@ _BASELINES = (ALONE, "fedavg")
 
 def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None = None) -> Best:
     """Run the methods that ``advice`` names, the experiment's own, training alone and FedAvg, for
-    ``rounds`` rounds with the first seed; return the best on validation data, and all scores.
-
-    Args:
-        advice: for this experiment.
-        experiment: whose data, split, model and budget of a round are taken.
-        rounds: each method's.
-        out: the run directory; None: it is deleted afterwards.
-
-    Raises:
-        InputError: the experiment keeps no validation data, or can't be run.
-    """
+    so many ``rounds`` with the first seed; return the best on validation data, and all scores. The
+    run is deleted afterwards, unless it has a place, ``out``."""
     if experiment.split.validation == 0:
         raise InputError(
             "a probe compares methods on validation data, and split.validation is 0; set it to a "

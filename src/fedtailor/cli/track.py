@@ -45,15 +45,9 @@ def _track(options: argparse.Namespace) -> None:
 
 @contextmanager
 def followed(out: Path, to: str | None) -> Iterator[OnRound | None]:
-    """Let a process of its own follow the run directory ``out``, from the first committed round on
-    until the ``with`` statement has ended and it has seen everything.
-
-    Yields:
-        What `fedtailor.run` is to call after each round; None without a tracker.
-
-    Raises:
-        InputError: the tracker's package is not installed.
-    """
+    """Let a process of its own follow the run directory ``out``, from the first committed round on,
+    until the ``with`` statement has ended and it has seen everything. Yields what `fedtailor.run`
+    is to call after each round; None without a tracker."""
     if to is None:
         yield None
         return

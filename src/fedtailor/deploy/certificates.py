@@ -30,9 +30,8 @@ _YEARS = {"authority": 10, "server": 3}
 
 
 def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
-    """Make the certificates and keys that are missing, or with ``force`` all, and the old ones are
-    lost; return the paths of the new files. Raises InputError where existing files don't fit
-    together, or not the address."""
+    """Make the certificates and keys that are missing, or with ``force`` all anew; return the paths
+    of the new files."""
     new_files: list[Path] = []
     key_path, path = deployment.certificate("ca.key"), deployment.certificate("ca.crt")
     new_authority = force or not path.exists()

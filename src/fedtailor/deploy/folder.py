@@ -189,8 +189,7 @@ class Deployment:
         )
 
     def clients(self, name: str) -> range:
-        """Return the numbers of the clients at a site. Raises InputError where there is no such
-        site."""
+        """Return the numbers of the clients at a site."""
         first = 0
         for site in sorted(self.sites, key=lambda site: site.new):
             if site.name == name:
@@ -200,8 +199,7 @@ class Deployment:
 
     def whose(self, name: str, in_data: Sequence[str]) -> str:
         """Say which of a site's clients has which of the names ``in_data``, where they differ from
-        the server's. Raises InputError where a client of the data is called like one of another
-        site."""
+        the server's; InputError where one is called like another site."""
         names = [self.names[client] for client in self.clients(name)]
         others = {*self.names, *(site.name for site in self.sites)} - {name, *names}
         for client in in_data:
@@ -215,8 +213,7 @@ class Deployment:
 
 
 def open_folder(folder: Path) -> Deployment:
-    """Read the deployment of a folder. Raises InputError where the folder has no ``deploy.toml``,
-    or one that can't be used, or one with another number of clients than ``experiment.toml``."""
+    """Read the deployment of a folder; InputError where its files don't fit together."""
     path = folder / "deploy.toml"
     if not path.is_file():
         raise InputError(f"{folder} has no deploy.toml; fedtailor deploy init writes one")
@@ -244,22 +241,11 @@ def init(
     address: str,
     settings: Settings = (),
 ) -> Deployment:
-    """Write a deployment's folder from an experiment file.
+    """Write a deployment's folder from an experiment file, changed by ``settings``, for ``sites``,
+    each ``NAME`` or ``NAME:CLIENTS``, that reach the server at ``address``.
 
     The experiment in the folder has only those fields of ``[split]`` that apply to the data of one
-    client, and those fields of ``[data]`` that all sites have in common: names of columns, the
-    classes.
-
-    Args:
-        folder: the new folder; an existing one must be empty.
-        experiment: the experiment file.
-        sites: ``NAME`` or ``NAME:CLIENTS``.
-        address: HOST:PORT by which the sites will reach the server.
-        settings: ``key=value``, as in `fedtailor.runs.experiment.read`.
-
-    Raises:
-        InputError: the folder is not empty, or the experiment can't be deployed.
-    """
+    client, and those of ``[data]`` that all sites have in common: names of columns, the classes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty; choose another folder")
     deployment = Deployment(folder, address, sites=tuple(map(_site, sites)))
@@ -299,8 +285,7 @@ def _name_copies(content: dict[str, Any]) -> None:
 
 
 def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:
-    """Add a new site, which joins when the training is over, to ``deploy.toml``. Raises InputError
-    where there is such a site, or the name can't be one."""
+    """Add a new site, which joins when the training is over, to ``deploy.toml``."""
     site = build(SiteConfig(""), {"name": name, "clients": clients, "new": True}, "sites")
     sites = (*deployment.sites, site)
     if name in (site.name for site in deployment.sites):
@@ -356,8 +341,7 @@ def _deploy_toml(deployment: Deployment) -> str:
 
 def at_site(experiment: Experiment, data: str, settings: Sequence[str]) -> Experiment:
     """Return the experiment with the ``data`` of one site, a file, a folder or a data set's name,
-    and its ``settings`` of ``[data]``, such as ``label=diagnosis``. Raises InputError where there
-    is no such file, or a site can't set such a key."""
+    and its ``settings`` of ``[data]``, such as ``label=diagnosis``."""
     is_local = Path(data).suffix in FORMATS or (Path(data).is_dir() and data not in BUILTIN)
     if is_local and not Path(data).exists():
         raise missing_file(data)

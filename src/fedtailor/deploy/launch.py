@@ -119,24 +119,15 @@ def join(
     insecure: bool,
     tell_labels: bool = False,
 ) -> None:
-    """Start a site's SuperNode, and answer its messages until interrupted.
+    """Start the SuperNode of a ``site`` that has ``data``, with ``settings`` of ``[data]``, and
+    answer its messages until interrupted; ``tell_labels``: how many examples of each class there
+    are.
 
     A SuperNode that ends is started again, and data and model are loaded anew: Flower's SuperNode
     ends at many errors of the server that would not occur again, and the server refuses for a
     minute the key of a SuperNode that was killed. It is not started again if the site never
     received a message, since its key may be wrong, nor after a minute and a half of refusals.
     Before each start there is a pause: a second, and twice the last one while the server refuses.
-
-    Args:
-        deployment, site: the deployment, and the site's name.
-        data: the site's file, or a data set's name.
-        settings: ``key=value`` of ``[data]``.
-        insecure: without TLS and keys.
-        tell_labels: tell the server how many examples of each class the site has.
-
-    Raises:
-        InputError: there is no such site; the data can't be used; a file is missing; the SuperNode
-            ends and isn't started again.
     """
     folder, clients = deployment.site(site), deployment.clients(site)
     experiment = at_site(deployment.experiment, data, settings)
@@ -172,12 +163,9 @@ def join(
 
 
 def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, bool]:
-    """Start a SuperNode and answer its messages until it ends.
-
-    Returns:
-        The reason why it has ended, and whether the server accepted it: it has received a message,
-        or has run for longer than a refused SuperNode does.
-    """
+    """Start a SuperNode and answer its messages until it ends. Returns why it has ended, and
+    whether the server accepted it: it has received a message, or has run for longer than a refused
+    one does."""
     reason, accepted, start = "", False, time.monotonic()
     try:
         with (
@@ -199,8 +187,7 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
 
 def let_in(deployment: Deployment) -> bool:
     """Register the keys of all sites at the server, if it runs on this machine with TLS and keys;
-    whether it does. Otherwise the server registers them when it starts. Raises InputError where a
-    key can't be used."""
+    whether it does. Otherwise it does that when it starts."""
     if not has_keys(deployment) or not answers_at(deployment.port):
         return False
     register(deployment, server_environment(deployment))

@@ -28,9 +28,8 @@ _REMOVED = "unregistered"  # Flower's word for the status of such a key
 
 
 def register(deployment: Deployment, env: dict[str, str]) -> None:
-    """Register the keys of the sites in ``deploy.toml``, and remove all others; ``env`` is the
-    environment of Flower's programs. Raises InputError where a key can't be used, two sites have
-    the same one, or a key was removed earlier: Flower never accepts it again."""
+    """Register the keys of the sites in ``deploy.toml``, and remove all others, which Flower never
+    accepts again."""
     paths = {site.name: deployment.key(site.name).with_suffix(".pub") for site in deployment.sites}
     keys = {name: _public(path) for name, path in paths.items()}
     if len(set(keys.values())) < len(keys):
@@ -77,8 +76,7 @@ def clients_by_node(deployment: Deployment) -> dict[int, range] | None:
 
 
 def read_registered(deployment: Deployment) -> dict[str, int]:
-    """Return the number of each site's node, as `register` has written it. Raises InputError where
-    the file is missing or damaged."""
+    """Return the number of each site's node, as `register` has written it."""
     path = deployment.server / REGISTERED
     try:
         return {name: int(about["node"]) for name, about in read_json(path).items()}

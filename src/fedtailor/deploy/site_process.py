@@ -37,11 +37,8 @@ def answers(site: Site, listener: Listener) -> Iterator[None]:
 
 
 def reply(site: Site, kind: str, content: RecordDict) -> Answer:
-    """Return the answer to a message.
-
-    The site prints errors, too. The text of an unexpected error may show the data, so it is printed
-    at the site and not sent.
-    """
+    """Return the answer to a message. The site prints errors; the text of an unexpected one may
+    show the data, so it is not sent."""
     try:
         if kind == MessageType.QUERY:
             return site.node_info(content, {}), None

@@ -13,10 +13,8 @@ from .subprocesses import CONNECTION, ask
 
 
 def status(deployment: Deployment, env: dict[str, str]) -> dict[str, Any]:
-    """Ask the server, which must run on this machine, for the status: the server's ``address``, the
-    ``sites`` with their nodes, the number and the state of Flower's last ``run``, and the
-    ``progress`` of each method with each seed, where ``refused`` counts results that rounds left
-    out. Raises InputError where the server doesn't answer."""
+    """Ask the server, which must run on this machine, for its address, the sites with their nodes,
+    Flower's last run, and the progress of each trial, where ``refused`` counts results left out."""
     nodes = ask(["supernode", "list", CONNECTION], env)["nodes"]
     runs = ask(["list", CONNECTION], env)["runs"]
     last = max(runs, key=lambda run: str(run["pending-at"]), default=None)

@@ -59,11 +59,9 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def end_after_parent(seconds: float = _GRACE) -> None:
-    """From now on, end this process when it has outlived its parent for some seconds.
-
-    Flower interrupts a program whose parent has ended. An interrupt is lost where a library catches
-    it, and then the program asks a server that is gone for ever.
-    """
+    """End this process when it has outlived its parent for some seconds. Flower interrupts it then,
+    and an interrupt is lost where a library catches it: it would ask a server that is gone for
+    ever."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -92,22 +90,12 @@ def started(
     is_read: bool = False,
     if_killed: int = signal.SIGTERM,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program inside the ``with`` statement; at its end, end all processes that it started.
+    """Run a program, called ``name`` in messages, inside the ``with`` statement; at its end, end
+    all processes that it started. Inside, SIGTERM interrupts as SIGINT does. Needs Linux.
 
-    The program's output is a log, and goes to stderr. Inside, SIGTERM interrupts as SIGINT does.
-    Needs Linux.
-
-    Args:
-        command: the program and its arguments.
-        env: its environment.
-        name: its name in messages; "": its file's.
-        is_read: leave its output to the caller, as ``stdout`` of the process.
-        if_killed: the signal that it gets if this process is killed.
-
-    Raises:
-        KeyboardInterrupt: a signal has interrupted, even while the program was being ended.
-        ProgramEndedError: the program has ended inside `watched`.
-    """
+    Its output is a log, and goes to stderr, unless the caller reads it (``is_read``). If this
+    process is killed, it gets the signal ``if_killed``. Raises ProgramEndedError where it has ended
+    inside `watched`."""
     signals: list[int] = []
     ending = False
 
@@ -166,13 +154,8 @@ def interrupts_later() -> Iterator[None]:
 
 @contextmanager
 def watched(process: subprocess.Popen[bytes], helper: str = "") -> Iterator[None]:
-    """Interrupt the ``with`` statement, which stands inside `started`, when the program ends.
-
-    Args:
-        process: the program.
-        helper: the name of a program that it starts once and can't do without.
-            When that one ends, the program is ended, too.
-    """
+    """Interrupt the ``with`` statement, which stands inside `started`, when the program ends; it is
+    ended where a program called ``helper`` has ended, which it starts once and can't do without."""
     interrupted = False
     over = threading.Event()
 
@@ -274,8 +257,7 @@ def _children(pid: int | None = None) -> list[int]:
 
 
 def wait_for(port: int) -> None:
-    """Wait until a program listens at ``port`` of this machine. Raises InputError where no program
-    does so within five minutes."""
+    """Wait until a program listens at ``port`` of this machine."""
     end = time.monotonic() + _START
     while time.monotonic() < end:
         if answers_at(port):
@@ -291,9 +273,8 @@ def answers_at(port: int) -> bool:
 
 
 def ask(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
-    """Run ``flwr ARGUMENTS --format json``, and return its output. Raises InputError where the
-    command reports an error, its output is not JSON, or it does not end: Flower tries for ever to
-    reach a server that is gone."""
+    """Run ``flwr ARGUMENTS --format json``, and return its output; InputError for an error, or if
+    it does not end: Flower tries for ever to reach a server that is gone."""
     try:
         completed = subprocess.run(
             ["flwr", *arguments, "--format", "json"], env=env, capture_output=True, text=True,

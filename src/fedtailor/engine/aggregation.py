@@ -49,13 +49,12 @@ def next_state(
     least: int,
     max_share: float | None = None,
 ) -> NextState:
-    """Let the uploads pass the ``chain`` and aggregate them. They are those of ``at.clients``, in
-    the order of the ``cohort``, of which none has more than ``max_share`` of the weight.
+    """Let the uploads, those of ``at.clients`` in the order of the ``cohort``, pass the ``chain``
+    and aggregate them.
 
-    A result that is not finite, or above `MOST`, is taken again without the upload that makes such
-    a result alone, or else without the one that has the largest value, until it can be used, as
-    long as ``least`` members are left. Raises TooFewUploadsError where they are too few for a link
-    of the chain, and DivergedError where too few would be left."""
+    A result that can't be used is taken again without the upload that makes such a result alone, or
+    else without the one that has the largest value, as long as ``least`` members are left; then
+    DivergedError, or TooFewUploadsError if a link of the chain needs more."""
     chain.check(len(at.clients))
     positions = {client: position for position, client in enumerate(cohort.clients)}
     unused = chain.gather(uploads, at)

@@ -12,12 +12,8 @@ _LARGEST = (1 << 31) - 1
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed for the next step instead of giving it back to the system.
-
-    A training step asks for the same large blocks over and over, and every 4 kB that come anew from
-    the system cost a page fault. It is for the whole process, so that other code in it keeps what
-    it has freed, too. Under another C library nothing is changed.
-    """
+    """Have glibc, in the whole process, keep what is freed for the next step: it asks for the same
+    large blocks over and over, and every 4 kB that come anew from the system cost a page fault."""
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)

@@ -70,8 +70,7 @@ class Metrics:
 
     @cached_property
     def functions(self) -> tuple[MetricFunction, ...]:
-        """The functions of `names`; those in files are loaded. Raises InputError where there is no
-        such metric, file or function."""
+        """The functions of `names`; those in files are loaded."""
         return tuple(self._function(spec) for spec in self.config.metrics)
 
     def _function(self, spec: str) -> MetricFunction:
@@ -135,12 +134,9 @@ class Metrics:
     def __call__(
         self, labels: Labels, predictions: Predictions, compared: Compared = _as_they_are
     ) -> MetricValues:
-        """The metrics of one client's examples. A function can't write into its arguments, which
-        are what ``compared`` makes of the labels and the predictions.
-
-        Where a prediction is not a number, as after a fine-tuning that diverged, all metrics are
-        NaN, and the confusion matrix leaves that example out.
-        """
+        """The metrics of one client's examples, of what ``compared`` makes of the labels and
+        predictions. Where a prediction is not a number, as after a fine-tuning that diverged, all
+        are NaN, and the confusion matrix leaves that example out."""
         if not len(predictions):
             none = (None,) * len(self.names)
             return MetricValues(none, () if self.config.confusion else None)

@@ -42,8 +42,7 @@ _REPLY = 1 << 16  # characters of a client's reply, without its confusion matric
 
 
 def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
-    """What a node says of itself, as far as it can be judged without the others. Raises WireError
-    where it can't be so."""
+    """What a node says of itself, as far as it can be judged without the others."""
     if isinstance(content, str):
         raise WireError(content)
     seeds, total, data = experiment.seeds, experiment.split.clients, experiment.data

@@ -143,8 +143,7 @@ class Site:
         return names if own is None else names[own.start : own.stop]
 
     def node_info(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to a `NodeQuery`. Raises InputError where the server runs another experiment;
-        the data can't be used; a metric's function is not here."""
+        """The answer to a `NodeQuery`; InputError where nothing can be answered."""
         question, _ = unpack(content, NodeQuery, Limits())
         self._check(question.experiment)
         self._load(self.experiment.seeds)
@@ -167,8 +166,7 @@ class Site:
         return pack(node_info)
 
     def work(self, content: RecordDict, node: Mapping[str, Any]) -> RecordDict:
-        """The answer to a `RoundRequest`. Raises InputError where it can't be carried out for any
-        of its clients."""
+        """The answer to a `RoundRequest`; InputError where none of its clients can do it."""
         served = self._served(node)
         message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
         session, folder = self._opened(message)

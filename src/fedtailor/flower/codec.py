@@ -83,17 +83,9 @@ def pack(head: DataclassInstance, payloads: Sequence[Params] = ()) -> RecordDict
 def unpack(
     content: RecordDict, kind: type[T], limits: Limits | Callable[[T], Limits]
 ) -> tuple[T, list[Params]]:
-    """The head, a ``kind``, and the payloads again, bit by bit.
-
-    Args:
-        content: a message's.
-        kind: the dataclass that the head must be.
-        limits: what the message may have; a function of the head if they depend on it.
-
-    Raises:
-        WireError: another schema version, more than the limits allow, damaged bytes, or a head that
-            is no ``kind``.
-    """
+    """The head, which must be a ``kind``, and the payloads again, bit by bit. ``limits`` say what
+    the message may have; a function of the head if they depend on it. Raises WireError where it has
+    more, is damaged, or of another schema version."""
     about, arrays = content.get(_ABOUT), content.get(_PAYLOADS)
     if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         found = list(islice(content, 5))

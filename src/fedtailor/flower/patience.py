@@ -115,12 +115,8 @@ class PatientGrid:
         self._closed.set()
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns, in the end.
-
-        Raises:
-            OutageError: it failed for too long, or fails for good.
-            InputError: Flower has ended the run.
-        """
+        """What ``call`` returns, in the end. Raises OutageError where it failed for too long, or
+        fails for good, and InputError where Flower has ended the run."""
         start, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:

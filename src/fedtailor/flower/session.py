@@ -53,8 +53,7 @@ class Session:
 
     @contextmanager
     def checked(self, kind: Kind, client: int, payload: Params) -> Iterator[Params]:
-        """What a client has received, on the task's device. Raises InputError where it isn't of the
-        method's form, or sizes that may change don't go together."""
+        """What a client has received, on the task's device, if it is of the method's form."""
         check_form("the payload", payload, self.received(kind, client))
         try:
             yield to_device(payload, self.works.train.task.device)
@@ -86,12 +85,8 @@ class Session:
     def answer(
         self, message: RoundRequest, request: WireRequest, received: Params, states: States
     ) -> tuple[ClientReply, Params | None]:
-        """What a client reports, and what it sends.
-
-        Raises:
-            InputError: its private state is missing, or can't be read.
-            DivergedError: it has trained to values that aren't finite, or can't be fitted.
-        """
+        """What a client reports, and what it sends. Raises InputError where its private state is
+        missing, and DivergedError where it has trained to values that aren't finite."""
         if message.kind == "join":
             kept = self._join(message, request.client, received, states)
             return ClientReply(request.client, kept=kept), None

@@ -36,8 +36,7 @@ class States:
         self._folder, self._before = folder, before
 
     def read(self, client: int, base: int, like: Params) -> Params:
-        """What ``client`` kept of round ``base``; ``like``, its first state, for 0. Raises
-        InputError where it isn't there, or can't be read."""
+        """What ``client`` kept of round ``base``; ``like``, its first state, for 0."""
         if base == 0 or not like:
             return like
         path = self._found(client, base)
@@ -54,14 +53,12 @@ class States:
         return {name: state[name].clone() for name in like}
 
     def check(self, client: int, base: int, best: int, number: int) -> None:
-        """Check that a client's round ``number`` may start from ``base``, before it trains, with
-        ``best`` as the best round.
+        """Check that a client's round ``number`` may start from ``base``, with ``best`` as the best
+        round.
 
         The server has said that the last but one state here counted, when it was the base of the
         last one. So it can't go back beyond it: a request for it would cost a state that counts.
-        Nor can the best round be an earlier one than before. Raises InputError where the client has
-        gone on to a later round, or ``base`` or ``best`` is an earlier one, or the state of
-        ``best`` is not here."""
+        Nor can the best round be an earlier one than before."""
         kept = sorted(self._kept(client))
         if kept and kept[-1] > number:
             raise InputError(f"a request for round {number} came after one for round {kept[-1]}")

@@ -29,8 +29,7 @@ def text_examples(
     are_pairs: bool,
 ) -> Tokens:
     """Texts, pairs of texts or lists of words as token sequences of at most ``max_length``;
-    `Tokens` as they are. Raises InputError where these are something else, or there is no tokenizer
-    for them."""
+    `Tokens` as they are."""
     if isinstance(values, Tokens):
         return values
     values = inputs_of(values)
@@ -45,8 +44,7 @@ def text_examples(
 
 
 def inputs_of(values: Any) -> list[Any]:
-    """Several inputs; one text is an input by itself. Raises InputError where it is one thing of
-    another kind, or a table."""
+    """Several inputs, as a list; one text is an input by itself."""
     if isinstance(values, str | Path):
         return [values]
     is_list = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
@@ -74,17 +72,9 @@ def one_input(value: Any, objective: Objective, *, are_pairs: bool) -> Any:
 
 
 def picture_examples(values: Any, shape: Sequence[int]) -> Images:
-    """Pictures of the run's ``shape`` (channels, height, width).
-
-    Args:
-        values: an array ``[n, C, H, W]`` or, of grey pictures, ``[n, H, W]``: whole numbers,
-            or floats as the model reads them; or a list of paths, of PIL's pictures, or of arrays
-            without n. `Images` as they are.
-        shape: to which pictures of another size are resized.
-
-    Raises:
-        InputError: a file is no picture, or an array has other channels.
-    """
+    """Pictures of the run's ``shape`` (channels, height, width), to which others are resized:
+    arrays ``[n, C, H, W]`` or, of grey ones, ``[n, H, W]``, whole numbers, or floats as the model
+    reads them; or a list of paths, of PIL's pictures, or of arrays without n."""
     if isinstance(values, Images):
         return values
     if isinstance(values, str | Path):
@@ -95,8 +85,7 @@ def picture_examples(values: Any, shape: Sequence[int]) -> Images:
 
 
 def picture_paths(folder: Path) -> list[Path]:
-    """The pictures in a folder and below it, in the order of their names. Raises InputError where
-    there is none."""
+    """The pictures in a folder and below it, in the order of their names."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
     if not paths:
         raise InputError(f"{folder} holds no pictures; allowed: {', '.join(PICTURES)}")

@@ -159,20 +159,8 @@ def predict_by_client(
     *,
     max_new_tokens: int = 32,
 ) -> list[Any]:
-    """Predict each input with the model of its own client.
-
-    Args:
-        trained: one method with one seed of a finished run.
-        inputs: as `PersonalModel.predict` takes them.
-        clients: the name or number of the client of each input.
-        max_new_tokens: of a language model's text.
-
-    Returns:
-        The results in the order of the inputs.
-
-    Raises:
-        InputError: there is no such client.
-    """
+    """Predict each of the ``inputs``, as `PersonalModel.predict` takes them, with the model of its
+    own client, by name or number; the results are in the order of the inputs."""
     for client in dict.fromkeys(clients):  # before anything is predicted
         if trained.onboarded(client) is None:
             trained.number(client)
@@ -204,8 +192,7 @@ def say_cut(trained: TrainedMethod, examples: Sequence[Tokens | Images]) -> None
 
 
 def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
-    """Inputs as `PersonalModel.predict` takes them, tokenised or decoded as in the run. Raises
-    InputError where the model reads inputs of another kind, or one of them can't be read."""
+    """Inputs as `PersonalModel.predict` takes them, tokenised or decoded as in the run."""
     if isinstance(inputs, Dataset):
         inputs = inputs.inputs
     data = trained.data
@@ -231,14 +218,8 @@ def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
 def count_trained_on(
     trained: TrainedMethod, inputs: Sequence[Any], class_numbers: Sequence[int]
 ) -> int | None:
-    """How many of some rows were training rows of a client; None where that is not known, as when
-    the file of their hashes was not passed on.
-
-    Args:
-        trained: one method with one seed of a finished run of classification.
-        inputs: as `PersonalModel.predict` takes them.
-        class_numbers: of each input; -1 where it has no label.
-    """
+    """How many of some rows, of these classes or -1, were training rows of a client; None where
+    that is not known, as when the file of their hashes was not passed on."""
     is_there = trained_rows_file(trained.run, trained.seed).exists()
     known = read_trained_rows(trained.run, trained.seed) if is_there else None
     if known is None:

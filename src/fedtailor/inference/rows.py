@@ -64,20 +64,11 @@ def read_rows(
     text: str | None = None,
     pair: Sequence[str] = (),
 ) -> Rows:
-    """Read the inputs of predictions.
-
-    Args:
-        source: a file that training reads, with a column of texts or pictures; a txt file with one
-            text a line; a picture, or a folder of pictures, in which folders may name classes;
-            ``-``: stdin, with one text or one JSON object a line, or a csv if ``text`` is given.
-        data: names the columns, as in the run.
-        images: whether the model reads pictures.
-        text: the column of texts, instead of the one that ``data`` names.
-        pair: the columns of the two texts that the model reads; (): it reads one.
-
-    Raises:
-        InputError: there is no such file or column, or nothing in it.
-    """
+    """Read the inputs of predictions from a file that training reads; a txt file with one text a
+    line; a picture, or a folder of pictures, in which folders may name classes; or ``-``, stdin:
+    one text or one JSON object a line, or a csv if ``text`` is given, the column of texts instead
+    of that of the run's ``data``. ``pair``: the columns of the two texts that the model reads, if
+    it does."""
     if pair:
         data = replace(data, text=text or pair[0], text_pair=pair[1])
     path = Path(source)
@@ -193,8 +184,7 @@ def _cell(cell: Any) -> str:
 
 
 def clients_of(rows: Rows, source: str, data: DataConfig) -> Sequence[str]:
-    """Return the client of each row. Raises InputError where the run has no column of clients, the
-    rows don't have it, or a cell is empty."""
+    """Return the client of each row, as the column of clients says."""
     if data.client is None:
         raise InputError("the run's data have no column of clients (data.client); use --client")
     if rows.clients is None:
@@ -315,8 +305,7 @@ def check_kept(
     by_client: bool = False,
 ) -> None:
     """Check that the input's ``columns`` can be copied to the output, which has a column ``client``
-    if each row's client predicts (``by_client``). Raises InputError where the input is no table, a
-    row lacks a column, or the output has one of that name."""
+    if each row's client predicts (``by_client``)."""
     if columns and rows.table is None:
         raise InputError(f"--keep: {source} has no columns; it takes a csv or jsonl file")
     own = objective.column_names(classes) | ({"client"} if by_client else set())
@@ -345,13 +334,8 @@ def empty_texts(rows: Rows) -> str:
 
 
 def of_others(rows: Rows, client: str, names: Sequence[str]) -> str:
-    """Return how many rows name another client, in words; nothing if none does.
-
-    Args:
-        rows: the input.
-        client: whose model predicts, by name, or by number in ``names``.
-        names: of the run's clients.
-    """
+    """Return how many rows name another client than ``client``, whose model predicts, by name or by
+    number in ``names``, in words; nothing if none does."""
     number = whole_number(client)
     known = client in names or number is None or number >= len(names)
     name = client if known else names[number or 0]

@@ -96,12 +96,8 @@ def against(
     as_json: bool = False,
     metric: Metric | None = None,
 ) -> str:
-    """Return how far every method of the runs at ``paths`` is ahead of ``method``, the farthest
-    first, on test data and where the runs divide the same data alike, as text or as JSON.
-
-    Raises:
-        InputError: no method has this label, or a path has no run that can be read.
-    """
+    """Return how far every method of the runs at ``paths`` is ahead of ``method`` on test data, the
+    farthest first, where the runs divide the same data alike, as text or as JSON."""
     runs = read_all(paths)
     metric = metric_of(runs) if metric is None else metric
     groups = comparable_entries(runs)

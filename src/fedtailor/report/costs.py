@@ -18,9 +18,8 @@ COSTS = {  # what stands beside an axis of costs, and the unit
 
 
 def costs_of(entry: Entry, trial: Trial, reported: int) -> Mapping[str, float | None]:
-    """Return each of ``COSTS``: bytes and floating-point operations of a client, and simulated
-    seconds, until the round ``reported``, and the seconds of the whole training; None where it was
-    not measured."""
+    """Return each of ``COSTS`` for a trial, until the round ``reported`` where it is counted by
+    round; None where it was not measured."""
     rounds = [record for record in trial.history if record.round <= reported]
     clients = entry.run.partitions[trial.seed].clients
     steps = sum(record.num_steps for record in rounds)

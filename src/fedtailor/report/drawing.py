@@ -68,11 +68,7 @@ def _painted(value: Any) -> Any:
 
 
 def svg(spec: Mapping[str, Any]) -> str:
-    """Draw a Vega-Lite specification, with its data, as SVG in the colours of the light theme.
-
-    Raises:
-        InputError: vl-convert-python is not installed.
-    """
+    """Draw a Vega-Lite specification, with its data, as SVG in the colours of the light theme."""
     vl = converter()
     look = _painted(LOOK)
     sized = {"width": WIDTH} if spec.get("width") == "container" else {}

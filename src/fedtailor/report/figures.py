@@ -23,12 +23,7 @@ from .sections import Section, ahead, chart_specs, name_of, sections
 
 
 def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Path]:
-    """Write the charts of the runs at ``paths``, each as SVG, PNG and PDF; return their paths.
-
-    Raises:
-        InputError: a path has no run with a committed round, a file of a run is damaged, or
-            vl-convert-python is not installed.
-    """
+    """Write the charts of the runs at ``paths``, each as SVG, PNG and PDF; return their paths."""
     vl = converter()
     entries, comparison, groups, shown, _ = compared(paths)
     ranks = [row.label for row in ranked(comparison)]

@@ -13,12 +13,8 @@ NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the ma
 def majority_accuracy(
     partition: Partition, evaluation: EvaluationLine
 ) -> list[float | None] | None:
-    """Return the accuracy of each client's most frequent training class on the client's own test
-    examples, in the order of ``evaluation.clients``; None for a client without test examples.
-
-    None instead of a list where it is unknown: for language models, over Flower, in runs of older
-    versions.
-    """
+    """Return the accuracy of each client's most frequent training class on its own test examples,
+    None for a client without some; None instead of a list where it is unknown."""
     if partition.majority_correct is None or not len(evaluation.clients):
         return None
     clients = np.array(evaluation.clients)

@@ -156,13 +156,8 @@ def footnotes(
     runs: Sequence[Run], without_examples: Sequence[int], *, short: bool = False
 ) -> list[str]:
     """Return notes on partitions, budgets and settings that differ, on unfinished trials, and on
-    rows and clients that are left out.
-
-    Args:
-        runs: the compared runs.
-        without_examples: for each method the number of clients without test examples.
-        short: where many clients are left out, name a few of them, and the report.
-    """
+    rows and clients that are left out; ``short`` names a few of many. ``without_examples`` are, by
+    method, the clients without test examples."""
     notes = _partitions(runs)
     for names, kind in ((_BUDGETS, "budgets"), (_SETTINGS, "settings")):
         differences = [text for name in names for text in _differences(runs, name)]

@@ -84,10 +84,8 @@ class ValidationScore(NamedTuple):
 def validation_score(
     entry: Entry, metric: Metric, seeds: Sequence[int] | None = None
 ) -> ValidationScore | None:
-    """Return the score that chooses a method, over ``seeds``, or else those of its experiment.
-
-    None if training diverged with a seed, or one of the seeds has no validation results.
-    """
+    """Return the score that chooses a method, over ``seeds``, or else those of its experiment; None
+    if training diverged with a seed, or one has no validation results."""
     trials = {trial.seed: trial for trial in entry.trials if trial.commit.diverged is None}
     seeds = entry.run.experiment["seeds"] if seeds is None else seeds
     found = [
@@ -117,9 +115,7 @@ def scores(evaluation: EvaluationLine, metric: Metric) -> list[tuple[int, float,
 
 def is_one_model(trial: Trial, metric: Metric) -> bool:
     """Whether all clients use the global model: their models have its results, to the last digit.
-
-    False where the global model was not evaluated.
-    """
+    False where that was not evaluated."""
     selected = select_round(trial, "personal", metric)
     found = by_round(trial, "global", "test").get(selected.round) if selected else None
     return selected is not None and found is not None and found.loss == selected.test.loss

@@ -59,16 +59,9 @@ def record_model(config: ModelConfig, out: Path) -> None:
 
 
 def fingerprint(config: ModelConfig, out: Path | None = None) -> dict[str, str] | None:
-    """Hashes of the model's files by name, for a comparison with another machine's; empty for a
-    model of the package, or from Python.
-
-    Args:
-        config: the model.
-        out: a run that may hold the hashes already; they are read there then.
-
-    Returns:
-        None for a model of the hub that is not on this machine yet.
-    """
+    """Hashes of the model's files by name, for a comparison with another machine's; read in the run
+    ``out`` where it holds them; empty for a model of the package, or from Python; None for a model
+    of the hub that is not on this machine yet."""
     if config.factory is not None:
         origin = origin_of(config.factory)
         return {origin.reference: origin.sha256 or ""}
@@ -94,8 +87,7 @@ def difference(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
 
 def check_model(config: ModelConfig, out: Path) -> bool:
     """Check that the files of the model are those that the run in ``out`` was begun with; return
-    whether the run holds hashes of them, which those of older versions don't. Raises InputError
-    where a file is another one, is gone or is new."""
+    whether the run holds hashes of them."""
     path = out / MODEL_FILE
     if not path.exists():
         return False

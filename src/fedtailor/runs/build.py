@@ -141,8 +141,7 @@ class Inputs:
 
 
 def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
-    """Check that the model's table of embeddings has a row for each token. Raises InputError where
-    it has not."""
+    """Raise InputError where the model's table of embeddings lacks a row for a token."""
     model: Any = backbone.model.encoder if isinstance(backbone.model, Pooled) else backbone.model
     as_they_are = isinstance(backbone.prepare, TextInputs | ModuleInputs)
     if not (isinstance(inputs, Tokens) and as_they_are and hasattr(model, "get_input_embeddings")):
@@ -320,8 +319,7 @@ def task_again(
     seed: int,
     backbone: Backbone | None = None,
 ) -> Task:
-    """The task of a method in a finished run; ``data`` as `data_manifest`. A ``backbone`` stands in
-    for the experiment's model."""
+    """The task of a method in a finished run, from its `data_manifest`."""
     if backbone is None:
         backbone = load_model(
             experiment.model,

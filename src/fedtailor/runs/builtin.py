@@ -37,16 +37,8 @@ def grids() -> dict[str, Path]:
 
 
 def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> Path:
-    """Return the file that ``path`` names: a file that exists, or else a built-in one's name.
-
-    Args:
-        path: a path, or a name.
-        builtin: the built-in files by name.
-        what: the kind of file, for the message.
-
-    Raises:
-        InputError: there is neither such a file nor such a name.
-    """
+    """Return the file that ``path`` names: a file that exists, or else the built-in one of that
+    name."""
     if path.is_file():
         return path
     if str(path) in builtin:

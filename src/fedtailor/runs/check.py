@@ -60,8 +60,7 @@ class Checked:
 
 def check(out: Path) -> Checked:
     """Check every file of the run directory ``out`` that is ever read again. What a kill has left
-    of a round that does not count is none. Raises InputError where ``out`` is no run directory, or
-    one of another version of fedtailor."""
+    of a round that does not count is none."""
     if not (out / "experiment.json").is_file():
         raise InputError(f"{out} is not a run directory: it has no experiment.json")
     if (experiment := _read(out / "experiment.json")) is not None:

@@ -68,8 +68,7 @@ class Clients:
 
     @classmethod
     def of(cls, survey: Survey, roles: Roles) -> Clients:
-        """Count the rows of the clients; those without a label, which the run leaves out, don't
-        count. Raises InputError where fewer than two clients have enough rows."""
+        """Count the clients' rows, but for those without a label, which the run leaves out."""
         column = roles.client
         if column is None:
             return cls({}, {})
@@ -129,22 +128,8 @@ def default_model(survey: Survey, roles: Roles) -> str:
 
 
 def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence[str]) -> str:
-    """Write an experiment file for a table.
-
-    Args:
-        survey: the table.
-        roles: its columns.
-        name: the experiment's name.
-        model: as in ``[model] name``.
-        methods: names of methods.
-
-    Returns:
-        TOML that `fedtailor.load` takes.
-
-    Raises:
-        InputError: an unknown method or model, one that needs public examples, too few clients, a
-            name that can't be printed.
-    """
+    """Write an experiment file, TOML that `fedtailor.load` takes, for a table whose columns have
+    ``roles``, with a ``model`` and ``methods`` by name."""
     check_folder_name("experiment", name)
     check_names("file", [survey.path])
     for method in methods:
@@ -173,8 +158,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
 
 
 def targets(text: str) -> Targets | None:
-    """Read what an experiment file is to predict, as its run does; None: its texts are that. Raises
-    InputError where the data are not what the file says."""
+    """Read what an experiment file is to predict, as its run does; None: its texts are that."""
     config = parse(tomllib.loads(text)).data
     return targets_of(read_columns(config), objective_of(config.task), config.classes)
 

@@ -43,13 +43,8 @@ Left = Mapping[tuple[str, int], int]  # rounds that are left, by label and seed
 
 
 def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
-    """Describe a run. Every method trains one client for two steps, whose results are dropped.
-
-    Args:
-        inputs: what the run has loaded.
-        left: the rounds that are left of each trial.
-        ranks: the processes that torchrun has started.
-    """
+    """Describe a run that has so many rounds ``left``, on so many ``ranks`` of torchrun. Every
+    method trains one client for two steps, whose results are dropped."""
     experiment = inputs.experiment
     federation = inputs.federations[experiment.seeds[0]]
     dataset, plan, data = federation.dataset, experiment.plan, experiment.data
@@ -207,11 +202,8 @@ def _undefined(experiment: Experiment, federation: Federation) -> list[str]:
 def rounds_left(
     experiment: Experiment, out: Path | None, trials: Sequence[tuple[int, str]] | None = None
 ) -> Left:
-    """Return how many rounds each trial of a run has left, in the order in which they run.
-
-    ``trials`` are (seed, label) of those that this process runs; None: all. Without ``out`` none
-    has begun.
-    """
+    """Return how many rounds each trial of a run has left, in the order in which they run: of all,
+    or of ``trials``, each (seed, label). Without ``out`` none has begun."""
     left = {}
     every = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
     for seed, label in every if trials is None else trials:

@@ -301,8 +301,7 @@ def parse(content: Mapping[str, Any]) -> Experiment:
 
 
 def checked(experiment: Experiment) -> Experiment:
-    """An experiment that was made in Python, with every value checked as in an experiment file.
-    Raises InputError where a value has another type, or is out of range."""
+    """An experiment that was made in Python, with every value checked as in an experiment file."""
     for label in experiment.methods:
         check_folder_name("method label", label)
     methods = {
@@ -346,17 +345,9 @@ def _method(label: str, fields: Any) -> Method:
 
 
 def own_method(reference: str, sha256: str | None = None, where: str = "") -> Method:
-    """A method of the user's own, with its defaults.
-
-    Args:
-        reference: ``FILE.py:CLASS`` or ``package.module:CLASS``.
-        sha256: what the file's must be; None: anything.
-        where: stands before the message of an error.
-
-    Raises:
-        InputError: it can't be loaded, or is not a frozen dataclass that derives from `Method`, has
-            a name, and a default for every field.
-    """
+    """A method of the user's own with its defaults, from ``FILE.py:CLASS`` or
+    ``package.module:CLASS``, whose file has this ``sha256``, if one is given. Messages begin with
+    ``where``."""
     try:
         kind = load_object(reference, sha256)
     except InputError as error:

@@ -25,10 +25,8 @@ _WAY_OUT = "choose another --out, or start anew with --overwrite"
 
 def united(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``experiment.json`` after ``wanted`` has been run where ``present`` was: the
-    methods and seeds of both.
-
-    They stand in the order of ``wanted`` if it names all of them; else new ones come last.
-    """
+    methods and seeds of both, in the order of ``wanted`` if it names all; else new ones come
+    last."""
     old = {method["label"]: method for method in present["methods"]}
     new = {method["label"]: method for method in wanted["methods"]}
     return {
@@ -47,12 +45,9 @@ def _in_order(present: Sequence[T], wanted: Sequence[T]) -> list[T]:
 def check_extends(
     present: Mapping[str, Any], wanted: Mapping[str, Any], experiment: Experiment, out: Path
 ) -> None:
-    """Check that ``experiment`` can go on where ``present`` was run, in ``out``.
-
-    ``present`` and ``wanted``, its own, are contents of ``experiment.json``. Methods, seeds and
-    rounds may be added, and the bound on the norms of uploads may be another one for the rounds
-    that are left. Raises InputError where another key differs; there are fewer rounds; more rounds
-    would change the learning rates of rounds that are done, or whose turn it was in them."""
+    """Check that ``experiment``, whose content is ``wanted``, can go on in ``out``, where
+    ``present`` was run. Methods, seeds and rounds may be added, if they change no round that is
+    done, and the bound on the norms of uploads may be another one for the rounds that are left."""
     if differing := differences(present, wanted, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
@@ -122,8 +117,7 @@ def bounds_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unused_bounds(wanted: Mapping[str, Any], out: Path) -> list[str]:
-    """A line for each bound on norms of ``wanted`` that is not that of ``out``, where no rounds are
-    left for it."""
+    """A line for each bound on norms of ``wanted`` that ``out`` has no rounds left for."""
     present = bounds_of(read_experiment(out))
     return [
         f"cohort.{name} = {shown(value)} changes nothing: it is for rounds that are left; it was "

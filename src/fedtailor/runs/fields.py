@@ -17,12 +17,8 @@ T = TypeVar("T")
 
 
 def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
-    """``defaults``, a dataclass, with the fields in ``changes`` replaced and checked against their
-    types.
-
-    Nested dataclasses are replaced field by field, so that a field that isn't named keeps its
-    default.
-    """
+    """``defaults``, a dataclass, with the fields in ``changes`` replaced, nested ones field by
+    field, and checked against their types."""
     kind = type(defaults)
     fields = {f.name: f for f in dataclasses.fields(defaults)}  # type: ignore[arg-type]
     values = {name: getattr(defaults, name) for name in fields}

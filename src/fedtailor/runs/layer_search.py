@@ -58,20 +58,10 @@ def try_suffixes(
     patience: int = 1,
     task_of: Callable[[Method], Task] | None = None,
 ) -> Iterator[Candidate]:
-    """Train each suffix on half of ``rows`` in one place, and score it on the other half.
-
-    Begins with the smallest and ends when ``patience`` suffixes in a row were no better than the
-    best before them, or at the whole model.
-
-    Args:
-        method: how to train; its field ``layers`` is set to the suffix.
-        rows: of examples that the server may use, best none of those that a run trains or tests on.
-        plan: its ``rounds`` are epochs.
-        task_of: makes a method's task; None: on the CPU, in float32.
-
-    Raises:
-        InputError: fewer than two rows, a task without classes, or a method without ``layers``.
-    """
+    """Train each suffix on half of ``rows``, best those of nobody, and score it on the other half;
+    ``plan.rounds`` are epochs, and ``task_of`` makes a task. Begins with the smallest suffix and
+    ends when ``patience`` of them in a row were no better than the best before, or at the whole
+    model."""
     if "layers" not in {field.name for field in fields(method)}:
         raise InputError(f"method {method.name!r} has no field layers")
     if dataset.class_numbers is None:
@@ -109,8 +99,7 @@ def choose_layers(
     experiment: Experiment, label: str, epochs: int, patience: int
 ) -> Iterator[Candidate]:
     """Try how many of the model's upper layers to train, with the method at ``label`` and the data
-    that the clients of the experiment's first seed hold for validation, pooled. Raises InputError
-    where no such method, or one without ``layers``; no validation data."""
+    that the clients of the experiment's first seed hold for validation, pooled."""
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
     seed, method = experiment.seeds[0], experiment.methods[label]

@@ -43,10 +43,9 @@ _MOST_SCORED = 10_000
 def check_same(
     experiment: Experiment, out: Path, trials: Sequence[tuple[int, str]] | None = None
 ) -> dict[str, Any]:
-    """Check that ``trials`` of ``experiment``, pairs (seed, label), can be run in ``out``; None:
-    all of them. Nothing is there, or a run that it goes on with, perhaps with more methods, seeds
-    or rounds. Return the content of ``experiment.json`` from then on. Raises InputError where
-    ``out`` holds anything else."""
+    """Check that ``trials`` of ``experiment``, pairs (seed, label), or all can be run in ``out``,
+    where nothing is, or a run that they go on with; return the content of ``experiment.json`` for
+    them."""
     wanted: dict[str, Any] = json.loads(json.dumps(_content(experiment)))
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():
@@ -107,11 +106,8 @@ def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: P
 
 
 def open_run(out: Path, settings: Settings = ()) -> Experiment:
-    """The experiment of a run directory, changed by ``key=value`` settings as a file's would be.
-
-    The user's own methods, model and metrics come from the copies of their files that it holds.
-    Raises InputError where ``out`` is no run directory, or another version of fedtailor wrote it;
-    code of the user's own can't be loaded, or has changed."""
+    """The experiment of a run directory, which has copies of the user's own files, changed by
+    ``key=value`` settings as a file's would be."""
     content = read_experiment(out)
     del content["format"]
     for code in own_code(content):
@@ -142,9 +138,8 @@ def write_manifest(
     out: Path,
     trials: Sequence[tuple[int, str]],
 ) -> None:
-    """Write what is fixed before the first round of ``trials``, pairs (seed, label).
-    ``experiment.json`` marks a run; what is needed to open it is there before. Raises InputError
-    where ``out`` holds a different run, or one of other data."""
+    """Write what is fixed before the first round of ``trials``. ``experiment.json`` marks a run;
+    what is needed to open it is there before."""
     content = seal_json(check_same(experiment, out, trials))
     manifests = check_data(federations, out)
     paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
@@ -195,8 +190,7 @@ def write_copies(files: Mapping[str, bytes], out: Path) -> None:
 
 
 def check_data(federations: Mapping[int, Federation], out: Path) -> dict[int, dict[str, Any]]:
-    """The `data_manifest` of each seed. Raises InputError where ``out`` holds a run of other data,
-    or lacks a file that says which data it had."""
+    """The `data_manifest` of each seed; InputError where ``out`` holds a run of other data."""
     manifests = {seed: data_manifest(federation) for seed, federation in federations.items()}
     for seed, manifest in manifests.items():
         path = out / "partitions" / f"seed-{seed}.json"

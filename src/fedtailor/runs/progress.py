@@ -201,10 +201,9 @@ class Progress:
         return shown(self._seconds_left()) if is_known else ""
 
     def _seconds_left(self) -> float:
-        """The time of all rounds that are left: each method's own pace, by its rounds or else by
-        the one under way; else what was expected of it, in proportion to how the others keep to
-        what was expected of them; else the mean pace of the others. What the first round of a trial
-        takes once is added."""
+        """The time of all rounds that are left, at each method's own pace; of one that has none yet
+        what was expected, in proportion to how the others keep to it, or else the mean pace of the
+        others."""
         seconds = sum(total for total, _ in self._measured.values())
         rounds = sum(count for _, count in self._measured.values())
         mean = seconds / rounds if rounds else 0.0

@@ -51,8 +51,7 @@ class LeadingRank:
 
 
 def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> None:
-    """Raise InputError where the ranks can't work together: they lack a device each, or differ in
-    data, model or package versions; or where rounds are asynchronous."""
+    """Raise InputError where the ranks differ in what must be the same, or can't work together."""
     if (buffer := inputs.experiment.cohort.buffer) is not None:
         raise InputError(
             f"cohort.buffer = {buffer}: asynchronous aggregation is simulated in one process, not "

@@ -190,17 +190,8 @@ def _load(
 def open_experiment(
     source: Experiment | Path | str, out: Path | str | None, settings: Settings = ()
 ) -> tuple[Experiment, Path]:
-    """Return an experiment, and its run directory.
-
-    Args:
-        source: the experiment, an experiment file or a run directory.
-        out: the run directory; None: ``runs/NAME``.
-        settings: change an experiment file.
-
-    Raises:
-        InputError: the source can't be read, is not to be changed, or has a value that is not
-            allowed.
-    """
+    """Return the experiment, which may be a file or a run directory, changed by ``settings``, and
+    its run directory ``out``, by default ``runs/NAME``."""
     if isinstance(source, Experiment):
         if settings:
             raise InputError(

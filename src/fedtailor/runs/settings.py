@@ -14,9 +14,8 @@ Settings = str | Sequence[str] | Mapping[str, Any]
 
 
 def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """The plain values of an experiment, changed in place by ``key=value`` settings; see
-    `fedtailor.runs.experiment.read`. Raises InputError where a setting can't be read, or names
-    something unknown."""
+    """The plain values of an experiment, changed in place by ``key=value`` settings, as in
+    `read`."""
     pairs = pairs_of(settings)
     presets = content.pop("presets", {})
     chosen = pairs.pop("preset", content.pop("preset", None))

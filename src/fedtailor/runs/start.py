@@ -91,9 +91,7 @@ class Start:
 
 
 def open_start(inputs: Inputs, label: str, seed: int) -> Start:
-    """Open what a method of the experiment goes on from with a seed. Raises InputError where there
-    is no such finished method, or its model, classes, clients or shapes are not those of the
-    experiment."""
+    """Open what a method of the experiment goes on from with a seed; InputError where it can't."""
     experiment, federation = inputs.experiment, inputs.federations[seed]
     run, old_label, old_seed = _old_trial(experiment, label, seed)
     method = experiment.methods[label]

@@ -100,8 +100,7 @@ class StartSummary:
         return {one.label: one.round_seconds for one in self.methods}
 
     def once(self) -> dict[str, float]:
-        """Return the estimated seconds that the first round of a trial takes beyond that, by label:
-        those of what is worked out once an example."""
+        """Return the seconds that the first round of a trial takes beyond that, by label."""
         begun = Counter(trial.label for trial in self.trials if trial.left)
         return {
             one.label: one.cache_seconds / begun[one.label]

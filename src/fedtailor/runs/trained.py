@@ -83,8 +83,7 @@ class TrainedMethod:
 
     @property
     def round(self) -> int:
-        """The round whose states the clients' models have: the best on validation data, or the last
-        one."""
+        """The round whose states the clients' models have: the reported one, or the last one."""
         return self.commit.round if self.which == "last" else self.commit.best_round
 
     @property
@@ -109,14 +108,11 @@ class TrainedMethod:
 
     @cached_property
     def committed_states(self) -> CommittedStates:
-        """What the clients keep that have trained up to ``round``. Raises InputError where a file
-        is damaged."""
+        """What the clients keep that have trained up to ``round``."""
         return CommittedStates(self.folder, self.round, self.commit)
 
     def number(self, client: str | int) -> int:
-        """The number of a client of the federation, from its name or its number; see
-        `data.names.client_number`. Raises InputError where there is no such client. Those that
-        joined afterwards are listed."""
+        """The number of a client of the federation, from its name or its number."""
         joined = [name for name in self.joined if name != client]
         try:
             return client_number(client, self.data["clients"], self.data.get("names"), joined)
@@ -178,8 +174,7 @@ class TrainedMethod:
         return pick(state, like) if fits else {}
 
     def global_state(self) -> Params:
-        """The global model's tensors. Raises InputError where the method has no global model, or
-        a file is missing."""
+        """The global model's tensors; InputError where the method has no global model."""
         server = self.server
         if self.global_round != self.round:
             server = read_server(self.folder, self.commit, self.global_round)
@@ -189,9 +184,8 @@ class TrainedMethod:
         return state
 
     def private_state(self, client: str | int) -> Params:
-        """The tensors that a client keeps, of its last training up to ``round``; its first ones if
-        it had not trained. Raises InputError where there is no such client, or a file is
-        missing."""
+        """The tensors that a client keeps, of its last training up to ``round``, or its first
+        ones."""
         number, method = self.number(client), self.method
         check_private_states(method, self.task, self.folder, self.commit)
         private = self.committed_states.read(number)
@@ -204,11 +198,9 @@ class TrainedMethod:
         """The tensors that a client uses: what the server sends it and what it keeps; or those that
         a client has been fitted to that joined afterwards.
 
-        What is worked out for an evaluation is worked out again, on the client's training data, as
-        in that of ``round``: where the method fine-tunes a state before use, and what a novel
-        client keeps. The values are those that were evaluated, up to the rounding of another
-        executor or device. Raises InputError where there is no such client, a file is missing, the
-        data can't be loaded, or the last model is wanted of a client that joined afterwards."""
+        What is worked out for an evaluation, by fine-tuning or for a novel client, is worked out
+        again on the client's training data; it is the same up to the rounding of another executor
+        or device."""
         if (onboarded := self.onboarded(client)) is not None:
             if self.which == "last":
                 raise InputError(
@@ -256,20 +248,9 @@ def open_trained(
     data: Data | Dataset | None = None,
     backbone: Backbone | None = None,
 ) -> TrainedMethod:
-    """Open a method that a finished run has trained.
-
-    Args:
-        run: the run directory.
-        label: the method's label in the experiment; None: the run has one.
-        seed: None: the experiment's first.
-        which: the states of the reported round, or of the last one.
-        data: the data, if the run was given them from Python.
-        backbone: the model, if the run was given it from Python.
-
-    Raises:
-        InputError: no run, or no such method or seed in it; the run is unfinished, or diverged in
-            its first round; a file is missing.
-    """
+    """Open a method that a finished run has trained, by default with the experiment's first seed.
+    ``label`` may be None in a run of one method; ``data`` and ``backbone`` are what the run was
+    given from Python."""
     run = Path(run)
     experiment = open_run(run)
     if label is None and len(experiment.methods) > 1:
@@ -298,8 +279,7 @@ def open_trained(
 
 
 def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Commit:
-    """The last commit of a method with a seed of a run. Raises InputError where there is no such
-    seed, it is unfinished, or it diverged in its first round."""
+    """The last commit of a trial of a run; InputError where it is unfinished, or has no model."""
     if seed not in experiment.seeds:
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
@@ -314,7 +294,6 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
 
 
 def check_private_states(method: Method, task: Task, folder: Path, commit: Commit) -> None:
-    """Raise InputError if the method has private states, and one of their files is missing in
-    ``folder``: that of the last ones, or of those as of the best round that have changed since."""
+    """Raise InputError where a file of the clients' private states is missing in ``folder``."""
     if method.init_client(task, 0, random.key(0)):
         check_there(*private_files(folder, commit))

@@ -90,14 +90,10 @@ def run_trials(
     summary: StartSummary | None = None,
     scores: bool = True,
 ) -> None:
-    """Run every trial that is not done, into ``out``.
-
-    ``left`` has the rounds that are left of each, in the order in which they run.
-
-    A method that diverges ends there with that seed, and the others go on. ``summary`` is printed
-    before the first trial, and without ``scores`` no trial's test result. All that is printed goes
-    into ``run.log``, too. Raises InputError where ``out`` holds a different run, or another process
-    writes to it, and DivergedError where every method has diverged with every seed."""
+    """Run every trial that is not done, into ``out``; ``left`` has the rounds that are left of
+    each, in the order in which they run. One that diverges ends, and the others go on;
+    DivergedError if all do. ``summary`` is printed before, and each test result after, where
+    ``scores`` are wanted; all that is printed goes into ``run.log``, too."""
     ends: list[str | None] = []
     todo = [(seed, label) for label, seed in left]
     cohort, chosen_by = experiment.cohort, experiment.evaluate.select
@@ -187,8 +183,7 @@ def _end_well(
 def commit_rounds(
     trial: TrialRun, rounds: Iterable[Round], on_round: OnRound | None = None
 ) -> None:
-    """Commit each of the trial's ``rounds`` as it comes, and show the progress. ``on_round`` is
-    called after each, and may stop the trial there."""
+    """Commit each of the trial's ``rounds``, and show the progress; ``on_round`` may stop it."""
     store, say, title = trial.store, trial.progress.say, trial.title
     rounds, before = iter(rounds), store.bounds()
     if not store.has_begun and (store.path / START_FILE).exists():

@@ -233,14 +233,9 @@ def _check_size(tuning: Tuning, label: str, space: Space) -> None:
 
 
 def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
-    """Run every candidate into ``out``, one after the other; what is there is not run again.
-
-    ``out/candidates.jsonl`` holds all outcomes and ``out/best.toml`` the experiment with the best
-    settings of each method, both in the end.
-
-    Raises:
-        InputError: bad input in a candidate, or a method of which all candidates diverged.
-    """
+    """Run every candidate into ``out``; what is there is not run again. In the end
+    ``candidates.jsonl`` holds all outcomes, and ``best.toml`` the experiment with the best settings
+    of each method."""
     outcomes: list[Outcome] = []
     for label in tuning.spaces:
         for outcome in _search_one(tuning, label, out):
@@ -253,8 +248,7 @@ def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
 
 
 def best(outcomes: Sequence[Outcome], label: str) -> Outcome:
-    """The outcome of the highest score; the earliest of equals. Raises InputError where every
-    candidate of the method diverged."""
+    """The outcome of the highest score, the earliest of equals; InputError where all diverged."""
     of_label = [o for o in outcomes if o.label == label]
     finite = [o for o in of_label if o.score is not None]
     if not finite:

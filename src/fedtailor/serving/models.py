@@ -42,11 +42,7 @@ class Models:
         return list(dict.fromkeys([*own, BASE, *self.clients]))
 
     def state(self, name: str) -> Params | None:
-        """Return the state of a model; None: the base model's.
-
-        Raises:
-            InputError: there is no such model, or a file is damaged.
-        """
+        """Return the state of a model; None: the base model's."""
         if name not in self.clients:
             if name == BASE:
                 return None

@@ -52,20 +52,9 @@ class Refused(Exception):  # noqa: N818
 
 
 class ModelServer(BoundedServer):
-    """Serves models.
-
-    Args:
-        models: what is served.
-        host: the address to listen at; others than this machine's own need a ``key``.
-        port: 0 takes a free one.
-        key: what a request must bear; None: nothing.
-        most: tokens of an answer at most.
-        together: requests that share a batch at most.
-        waiting: requests that wait at most.
-
-    Raises:
-        InputError: nothing can listen there, or it has no key and is not local.
-    """
+    """Serves ``models``. Hosts that are not this machine's own need a ``key`` that requests bear.
+    ``most``: tokens of an answer; ``together``: requests that share a batch; ``waiting``: that
+    wait."""
 
     def __init__(
         self,

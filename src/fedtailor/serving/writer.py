@@ -45,13 +45,8 @@ class Answer:
 
 
 class Writer(threading.Thread):
-    """The one thread that uses the model.
-
-    Args:
-        models: those that are served.
-        together: how many requests share a batch at most.
-        waiting: how many wait at most.
-    """
+    """The one thread that uses the model: so many requests ``together`` share a batch at most, and
+    so many are ``waiting`` at most."""
 
     def __init__(self, models: Models, together: int, waiting: int) -> None:
         super().__init__(daemon=True)

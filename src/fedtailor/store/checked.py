@@ -39,8 +39,7 @@ def load_json(content: bytes, source: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, without its checksum. Raises InputError where there is no
-    such file, or it holds no JSON object, or is damaged."""
+    """Return the object in a JSON file, without its checksum, which is checked."""
     try:
         values = load_json(path.read_bytes(), str(path))
     except FileNotFoundError:
@@ -52,8 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Return what a JSON file says, as `record` does. Raises InputError as `read_json` and
-    `record`."""
+    """Return what a JSON file says, as `record` does."""
     return record(kind, read_json(path), str(path))
 
 

@@ -164,8 +164,7 @@ class FileStates(StoredStates):
         return {path.name: combined_checksum(total) for path, total in found.items()}
 
     def keep(self, round_: int) -> None:
-        """Keep the states as of ``round_`` in the file or beside it. The caller removes the file of
-        an earlier round."""
+        """Keep the states as of ``round_``; the caller removes the file of an earlier round."""
         if round_ != self._best_round:
             self._best_round, self._best, self._best_sum = round_, None, None
 
@@ -236,15 +235,13 @@ def _flag(value: int) -> Tensor:
 
 
 def best_path(store: Path, round_: int) -> Path:
-    """Where those states of the best round are that have changed since, for the store at ``store``,
-    which has all others."""
+    """Where the states of the best round are that have changed in ``store`` since."""
     return store.with_name(f"{store.stem}-best-{round_:06d}{store.suffix}")
 
 
 def bring_back(store: Path, round_: int) -> None:
-    """Put the states of the best round, ``round_``, into the place of later ones, after the commit
-    of a roll-back to it. After a kill it is done again; otherwise nothing is to be done. Raises
-    InputError where a file is missing or damaged."""
+    """Put the states of the best round into the place of later ones, after the commit of a
+    roll-back to it; a second time there is nothing to do."""
     path = best_path(store, round_)
     if not path.exists():
         return

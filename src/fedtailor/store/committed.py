@@ -75,9 +75,8 @@ def check_states(path: Path, checksum: str, commit: Commit) -> None:
 
 
 def expected_files(folder: Path, commit: Commit) -> dict[Path, str | None]:
-    """The files that the folder of one method with one seed must have, and the checksums that they
-    must hold, where they are known. One that is missing is not read as if it had never been there.
-    Raises InputError where the log that names some of them is damaged."""
+    """The files that the folder of a trial must have, and the checksums that they must hold, if
+    known. One that is missing is not read as if it had never been there."""
     files: dict[Path, str | None] = {folder / f"{log}.jsonl": None for log in LOGS}
     for timing in read_log(Timing, folder / "timings.jsonl", commit):
         files |= timing.files_in(folder)
@@ -117,8 +116,7 @@ def last_state_path(folder: Path, commit: Commit) -> Path:
 
 
 def load_state(path: Path, commit: Commit) -> Params:
-    """The tensors in a file of the server's state. Raises InputError where it is missing or
-    damaged, or not the file that was committed."""
+    """The tensors in a file of the server's state, which must be the one that was committed."""
     state = load_tensors(path)
     check_committed({path: commit.checksums.get(path.name)})
     return state
@@ -157,8 +155,7 @@ def finish_roll_back(folder: Path, commit: Commit) -> None:
 
 
 def refusals_until(folder: Path, number: int) -> bytes:
-    """The refusals in the folder of a trial up to round ``number``. Raises InputError where the
-    file is damaged."""
+    """The refusals in the folder of a trial up to round ``number``."""
     path = folder / REFUSED_FILE
     lines = whole_lines(path) if path.exists() else []
     return b"".join(line for line in lines if read_refused(line, path).round <= number)
@@ -176,8 +173,7 @@ class CommittedStates:
         self._last = _opened(store, commit)
 
     def read(self, client: int) -> Params:
-        """A client's tensors; empty if it had not trained. Raises InputError where they are
-        damaged."""
+        """A client's tensors; empty if it had not trained."""
         if self._best is not None:
             row = self._best.read(client)
             if (where := row.pop(KEPT)) != IN_STORE:

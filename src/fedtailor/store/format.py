@@ -67,8 +67,7 @@ def _finite(value: Any) -> Any:
 
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:
-    """Raise InputError where an older or a newer version of fedtailor wrote the run directory
-    ``out``, by the content of its ``experiment.json``."""
+    """Raise InputError where another version of fedtailor wrote the run directory ``out``."""
     version = experiment.get("format", 1)  # the first layout did not say
     if version != FORMAT:
         older = isinstance(version, int) and version < FORMAT
@@ -121,8 +120,7 @@ def check_committed(files: Mapping[Path, str | None]) -> None:
 
 
 def held_checksum(path: Path) -> str | None:
-    """Return the checksum that a safetensors file holds of itself; None if it holds none. Raises
-    InputError where the file is missing or damaged."""
+    """Return the checksum that a safetensors file holds of itself; None if it holds none."""
     header = _header(path)
     return None if header is None else header[_AT:_END].decode(errors="replace")
 
@@ -156,9 +154,8 @@ def trial_of(folder: Path) -> tuple[str | None, int | None]:
 
 
 def check_belongs(path: Path, what: str, stated: str | int | None, here: str | int | None) -> None:
-    """Check that the file at ``path`` is that of the method, or of the seed, that it lies with; one
-    that does not say so, or lies with none, is any's. Raises InputError where it is another
-    one's."""
+    """Check that a file is that of the method or the seed ``here``, where it lies, if both are
+    known."""
     if None not in (stated, here) and stated != here:
         raise InputError(
             f"{path}: it belongs to {what} {stated}, not to {what} {here}; restore it from a copy"
@@ -214,8 +211,7 @@ def end_last_line(path: Path) -> None:
 
 
 def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
-    """Return the first ``length`` bytes of the log at ``path``. Raises InputError where it is
-    missing or has fewer, or their checksum is not the ``stated`` one."""
+    """Return the first ``length`` bytes of a log, whose checksum must be the ``stated`` one."""
     check_there(path)
     with path.open("rb") as file:
         committed = file.read(length)
@@ -264,10 +260,8 @@ def _of_zeros(size: int) -> int:
 
 
 def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
-    """Check a safetensors file against the checksums that it holds; return whether it holds any.
-
-    In a file of rows, ``unsettled`` rows are not checked: a commit has not moved all of them yet.
-    Raises InputError where the file is missing or damaged."""
+    """Check a safetensors file against the checksums that it holds; return whether it holds any. In
+    a file of rows, ``unsettled`` ones are not checked: a commit has not moved all of them yet."""
     import numpy as np  # here: every command imports this module, and few of them need it
 
     header = _header(path)
@@ -283,8 +277,7 @@ def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:
 
 
 def columns(path: Path) -> dict[str, Any]:
-    """Return what the header of a file of rows says of each tensor: ``dtype``, ``shape`` and
-    ``data_offsets``. Raises InputError where the file is missing or damaged."""
+    """Return what the header of a file of rows says of each tensor: dtype, shape, data_offsets."""
     header = _header(path)
     if header is None:
         with path.open("rb") as file:

@@ -25,17 +25,8 @@ def read_log(
     commit: Commit,
     skip: Mapping[str, int] | None = None,
 ) -> list[Record]:
-    """Read the committed lines of a log.
-
-    Args:
-        kind: what a line is.
-        path: the file.
-        commit: has the lengths and checksums of the logs.
-        skip: the lengths that have been read before; None: nothing.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Read the committed lines of a log, each a ``kind``; ``skip`` has the lengths of the logs that
+    have been read before."""
     if path.stem not in commit.bytes:
         raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
     committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
@@ -67,8 +58,7 @@ def read_refused(line: bytes, path: Path) -> RefusedResult:
 
 
 def read_commit(folder: Path) -> Commit:
-    """Read how far the method and seed in ``folder`` are. Raises InputError where the file is
-    missing or damaged, or that of another method or seed."""
+    """Read how far the trial in ``folder`` is; InputError where the file is that of another one."""
     path = folder / "commit.json"
     content = read_json(path)
     best = records(BestRound, content.get("best", {}), f"{path}: best")

@@ -84,8 +84,7 @@ class Trial:
         return tensors(path) if path.exists() else {}
 
     def diagnostics(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
-        """Read the method's diagnostics: (round, tensors by name) for committed rounds. Raises
-        InputError where a file is damaged."""
+        """Read the method's diagnostics: (round, tensors by name) for committed rounds."""
         rounds = []
         for path in sorted(self.folder.glob("diagnostics-*.safetensors")):
             number = int(path.stem.removeprefix("diagnostics-"))
@@ -124,8 +123,7 @@ def read_samples(folder: Path, near: int, until: int) -> tuple[int, list[Sample]
 
 
 def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
-    """Read the directory of one method with one seed. Raises InputError where a file is missing or
-    damaged."""
+    """Read the directory of one method with one seed."""
     commit = read_commit(folder)
     costs = folder / "costs.json"
     timings = read_log(Timing, folder / "timings.jsonl", commit)
@@ -175,8 +173,7 @@ def attack_of(experiment: Mapping[str, Any]) -> Attack:
 
 
 def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
-    """Check the content of the experiment.json at ``path``: what readers rely on is there. Raises
-    InputError where it lacks something, or a value is of another type."""
+    """Raise InputError where an experiment.json lacks what readers rely on, or has another type."""
     checked = record(ExperimentRecord, experiment, str(path))
     record(CohortRecord, checked.cohort, f"{path}: cohort")
     record(Attack, checked.attack, f"{path}: attack")
@@ -221,8 +218,7 @@ def read(path: Path, only: tuple[str, int] | None = None) -> Run:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """Read what made the run in the directory ``run``. Raises InputError where the file is missing
-    or damaged."""
+    """Read what made the run in the directory ``run``."""
     path = run / "environment.json"
     content = read_json(path)
     record(Environment, content, str(path))
@@ -230,8 +226,7 @@ def read_environment(run: Path) -> dict[str, Any]:
 
 
 def read_data_manifest(path: Path) -> dict[str, Any]:
-    """Read what the data of a run with a seed are, from its file at ``path``. Raises InputError
-    where it is missing or damaged, or that of another seed."""
+    """Read what the data of a run with a seed are; InputError where the file is another seed's."""
     content = read_json(path)
     checked = record(DataManifest, content, str(path))
     _, seed = trial_of(path.with_suffix(""))

@@ -141,8 +141,7 @@ class _Trial:
         return None
 
     def check(self) -> None:
-        """Check all that going back reads and writes; nothing is changed. Raises InputError where a
-        file is missing or damaged, or can't be written."""
+        """Check all that going back reads and writes; nothing is changed."""
         folder, commit, best = self.folder, self.commit, self.commit.best_round
         check_committed(expected_files(folder, commit))
         CommittedStates(folder, best, commit)  # which are checked

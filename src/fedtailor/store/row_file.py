@@ -60,8 +60,7 @@ class RowFile:
 
     @staticmethod
     def open(path: Path) -> RowFile:
-        """Open a file that is there, with rows as its header says. Raises InputError where it is
-        missing or damaged."""
+        """Open a file that is there, with rows as its header says."""
         found = columns(path)
         dtypes = {name: dtype for dtype, name in _NAMES.items()}
         example = {

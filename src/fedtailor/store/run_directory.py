@@ -49,8 +49,7 @@ def log_lines(texts: Iterable[str]) -> str:
 
 
 def check_removable(out: Path) -> None:
-    """Check that ``out`` is a run directory and holds nothing else, so that it may be removed.
-    Raises InputError where it is not, or it does."""
+    """Raise InputError unless ``out`` is a run directory, or empty, and holds nothing else."""
     if not (out / "experiment.json").is_file():
         if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {".lock"}):
             raise InputError(f"{out} is not a run directory: --overwrite removes nothing else")
@@ -83,8 +82,7 @@ def remove_run(out: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process alone. Raises InputError where another process is writing
-    there."""
+    """Hold ``folder`` for this process alone; InputError where another one is writing there."""
     import fcntl
 
     make_folder(folder)

@@ -71,8 +71,7 @@ def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, Evaluati
 
 def select_round(trial: Trial, model: Model, metric: Metric) -> SelectedRound | None:
     """Return the round with the best validation results, or else the last evaluated one, and its
-    test results; None if the model was never evaluated. Raises InputError where there are no test
-    results at that round."""
+    test results; None if the model was never evaluated."""
     chosen, test = validated(trial, model, metric), by_round(trial, model, "test")
     if chosen is None and not test:
         return None

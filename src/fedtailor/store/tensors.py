@@ -28,8 +28,7 @@ def _check(path: Path, mtime: int, size: int) -> None:
 
 
 def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """Read the tensors of a safetensors file: those of ``names``, or all if there are none. Raises
-    InputError where the file is missing, damaged, or lacks one of ``names``."""
+    """Read the tensors of a safetensors file: those of ``names``, or all if there are none."""
     from safetensors import SafetensorError, safe_open
 
     check_there(path)

@@ -58,9 +58,8 @@ def has_too_many(federation: Federation) -> bool:
 
 
 def check_trained_rows(file: Path, stated: str | None) -> bool:
-    """Check a file of trained rows; ``stated`` is its checksum in the run's manifest, None in runs
-    that state none. Returns whether the file has a checksum. Raises InputError where it is missing
-    or damaged, or another one than was written."""
+    """Check a file of trained rows by its checksum in the run's manifest, if that is ``stated``;
+    return whether the file has one of its own."""
     has_checksum = check_tensors(file)
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)

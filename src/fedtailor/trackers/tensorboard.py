@@ -25,11 +25,7 @@ _SUFFIX = ".fedtailor"  # of our files; no others are touched
 
 
 class TensorBoard(Tracker):
-    """A tracker. It writes into the folder ``project``, or into the run directory.
-
-    Raises:
-        InputError: ``project`` is a file.
-    """
+    """A tracker. It writes into the folder ``project``, or into the run directory."""
 
     def __init__(self, run: Path, project: str | None) -> None:
         self._folder = run / "tensorboard" if project is None else Path(project)

@@ -84,11 +84,7 @@ class TrackedTrial:
 
     def points(self) -> dict[int, Values]:
         """The values of rounds that have been committed since the last call, by round; those that
-        are not numbers are left out. After a roll-back they begin with the first round again.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        are not numbers are left out. After a roll-back they begin with the first round again."""
         commit = self._read_commit()
         if commit.rolled_back != self.commit.rolled_back:
             self.rewind()
@@ -145,11 +141,7 @@ class TrackedTrial:
 
 
 def trials(run: Path) -> list[TrackedTrial]:
-    """Every method and seed of the run directory ``run``, also those that have not begun.
-
-    Raises:
-        InputError: it is no run directory, or a file is damaged.
-    """
+    """Every method and seed of the run directory ``run``, also those that have not begun."""
     experiment = read_experiment(run)
     environment = run / "environment.json"
     content = b"{}"

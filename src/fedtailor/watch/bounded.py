@@ -19,16 +19,9 @@ _MOST_OPEN = 64  # connections, each with a thread
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Answers each connection in a thread of its own.
-
-    Args:
-        host: the address to listen at; only 127.0.0.1 and its like are out of others' reach.
-        port: 0 takes a free one.
-        handler: answers a connection.
-
-    Raises:
-        InputError: nothing can listen there.
-    """
+    """Answers each connection in a thread of its own, at ``host``, of which only 127.0.0.1 and its
+    like are out of others' reach, and ``port``; 0 takes a free one. InputError if it can't
+    listen."""
 
     daemon_threads = True
     request_queue_size = _MOST_OPEN  # connections that wait to be taken

@@ -22,14 +22,8 @@ _TAIL = 16_384  # bytes of run.log that are read at first
 
 
 class Follower:
-    """Follows a run.
-
-    Args:
-        path: a run directory, or a deployment's folder.
-
-    Raises:
-        InputError: it is neither, and no process is about to write a run there.
-    """
+    """Follows a run: ``path`` is a run directory, or a deployment's folder, or a process is about
+    to write a run there."""
 
     def __init__(self, path: Path) -> None:
         self.is_deployment = (path / "deploy.toml").is_file()
@@ -46,11 +40,7 @@ class Follower:
         self._lines, self._log = Lines(self.run / "run.log", _TAIL), deque[str](maxlen=_LINES)
 
     def look(self) -> RunState:
-        """How the run stands now.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """How the run stands now; InputError where a file is damaged."""
         try:
             state = self._look()
             self._has_failed = False

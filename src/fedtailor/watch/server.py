@@ -43,16 +43,7 @@ _POLICY = (
 
 
 class PageServer(BoundedServer):
-    """Serves the page of a run.
-
-    Args:
-        follower: of the run.
-        host: the address to listen at; only 127.0.0.1 and its like are out of others' reach.
-        port: 0 takes a free one.
-
-    Raises:
-        InputError: nothing can listen there.
-    """
+    """Serves the page of the run of a ``follower``."""
 
     def __init__(self, follower: Follower, host: str, port: int) -> None:
         super().__init__(host, port, _Handler)
@@ -64,11 +55,7 @@ class PageServer(BoundedServer):
 
     def answer(self, known: int) -> dict[str, Any]:
         """What the page gets that knows the version ``known``: the run's state, or only the time
-        left if nothing has changed since.
-
-        Raises:
-            InputError: a file of the run is damaged.
-        """
+        left if nothing has changed since."""
         with self._lock:
             now, old = time.monotonic(), self._state
             if old is None or now - self._looked >= _PAUSE:

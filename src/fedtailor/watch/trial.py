@@ -22,14 +22,8 @@ _LATELY = 5  # refusals that are named
 
 
 class FollowedTrial:
-    """One method with one seed, as far as it has been read.
-
-    Args:
-        trial: its place.
-        metric: chooses the best round.
-        rounds: the experiment's goal.
-        names: those of the clients, if they have some.
-    """
+    """One method with one seed, as far as it has been read. ``metric`` chooses the best round,
+    ``rounds`` are the experiment's goal, and ``names`` those of the clients, if they have some."""
 
     def __init__(
         self, trial: TrackedTrial, metric: Metric, rounds: int, names: Sequence[str]
@@ -51,11 +45,7 @@ class FollowedTrial:
         return self._trial.commit.has_ended(self._rounds)
 
     def look(self) -> None:
-        """Read what is new.
-
-        Raises:
-            InputError: a file is damaged, or lost.
-        """
+        """Read what is new; InputError where a file is damaged, or lost."""
         marks = [mark_of(path) for path in self._files]
         self.activity = max(mark.time if mark else 0 for mark in marks)
         if self._refused.look():

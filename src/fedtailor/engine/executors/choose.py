@@ -30,11 +30,8 @@ def executor_for(
     chosen: str | None = None,
 ) -> Executor:
     """The configured executor; for ``auto`` the one that was ``chosen`` before, or else one that
-    chooses.
-
-    On a CPU ``auto`` gives every client one thread, here or in a process of its own: the same bits
-    either way. It doesn't where cohorts are so small that most cores would be idle.
-    """
+    chooses. On a CPU it gives every client one thread, here or in a process of its own, and so the
+    same bits; but not where cohorts are so small that most cores would be idle."""
     most = engine.processes or cores()
     if engine.executor != "auto":
         return _configured(engine.executor, engine, works, most, device, chosen)

@@ -176,8 +176,7 @@ class ProcessGroup:
         raise ChildProcessError(errno.ECHILD, f"{how}; {_AGAIN}", f"rank {self.rank}")
 
     def end(self, error: BaseException) -> None:
-        """Exit with code 2, unless it is for this rank to say what is wrong: return, or raise an
-        InputError that also says where."""
+        """Exit with code 2, unless it is for this rank to say what is wrong."""
         self._ending = True
         if self.is_leader:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it does end

@@ -101,10 +101,8 @@ class Memory:
 
 
 class Processes:
-    """An executor: up to ``most`` processes of one thread each, forked when there is work.
-
-    What a result holds of tensors is valid until the next result is asked for.
-    """
+    """An executor: up to ``most`` processes of one thread each, forked when there is work. What a
+    result holds of tensors is valid until the next result is asked for."""
 
     name = "processes"
 
@@ -117,8 +115,7 @@ class Processes:
         self._server_message = b""
 
     def map(self, name: str, server: Params, items: Iterable[T]) -> Iterator[tuple[T, Any]]:
-        """(item, result of work ``name``), in the order in which they get ready. Raises
-        ChildProcessError where a process has died."""
+        """(item, result of work ``name``), in the order in which they get ready."""
         self._publish(server)
         waiting = iter(items)
         busy: dict[Connection, tuple[_Child, T]] = {}

@@ -44,8 +44,7 @@ class RankExecutor:
     def map(
         self, name: str, server: Params, items: Iterable[AnyItem]
     ) -> Iterator[tuple[AnyItem, Any]]:
-        """(item, result of work ``name``), in the order in which they get ready. Raises
-        ChildProcessError where a rank has ended."""
+        """(item, result of work ``name``), in the order in which they get ready."""
         self._in_use = True
         known = self._server is not None and same_tensors(self._server, server)
         self._group.broadcast((name, None if known else server))

@@ -26,8 +26,7 @@ def confusion(names: Sequence[str]) -> Json:
 
 
 def labels_of_clients(names: Sequence[str]) -> Json:
-    """Examples by client and class; the script gives the cells of the chosen group. ``names`` are
-    those of the clients."""
+    """Examples by client and class, of clients with these ``names``; the script gives the cells."""
     tooltip = tip(
         ("name", "n", "client"), ("class", "n", "class"), ("count", "q", "examples"),
         ("share", "q", "% of the client's"),
