@@ -53,11 +53,7 @@ def _experiments() -> list[dict[str, Any]]:
     from ..runs import builtin
 
     return [
-        {
-            "experiment": name,
-            "what it is": builtin.purpose(path),
-            "presets": builtin.presets(path),
-        }
+        {"experiment": name, "what it is": builtin.purpose(path), "presets": builtin.presets(path)}
         for name, path in builtin.experiments().items()
     ]
 

@@ -235,11 +235,7 @@ def open_folder(folder: Path) -> Deployment:
 
 
 def init(
-    folder: Path,
-    experiment: Path,
-    sites: Sequence[str],
-    address: str,
-    settings: Settings = (),
+    folder: Path, experiment: Path, sites: Sequence[str], address: str, settings: Settings = ()
 ) -> Deployment:
     """Write a deployment's folder from an experiment file, changed by ``settings``, for ``sites``,
     each ``NAME`` or ``NAME:CLIENTS``, that reach the server at ``address``.

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient

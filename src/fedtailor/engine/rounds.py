@@ -20,14 +20,7 @@ from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import Metrics
 from .participants import draw_cohort
-from .prepare import (
-    as_trained,
-    client_works,
-    first_server,
-    memory_states,
-    time_model,
-    upload_chain,
-)
+from .prepare import as_trained, client_works, first_server, memory_states, time_model, upload_chain
 from .private_states import PrivateStates
 from .results import Round
 

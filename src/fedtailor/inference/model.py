@@ -74,11 +74,7 @@ class PersonalModel:
             return self.trained.method.predict(task, self.state, to_device(batch, task.device))
 
     def predict(
-        self,
-        inputs: Any,
-        *,
-        max_new_tokens: int = 32,
-        say: Callable[[str], object] | None = None,
+        self, inputs: Any, *, max_new_tokens: int = 32, say: Callable[[str], object] | None = None
     ) -> list[Any]:
         """Predict each of some inputs; the results are in the order of the inputs.
 

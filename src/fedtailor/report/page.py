@@ -57,12 +57,7 @@ def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-_FILES = {
-    "style": "page.css",
-    "theme": "theme.js",
-    "script": "page.js",
-    "vega": "vega/vega.js",
-}
+_FILES = {"style": "page.css", "theme": "theme.js", "script": "page.js", "vega": "vega/vega.js"}
 
 
 def _json(value: Any) -> str:

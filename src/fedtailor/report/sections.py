@@ -91,10 +91,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
 
 
 def sections(
-    entries: Sequence[Entry],
-    comparison: Table,
-    content: Json,
-    groups: Sequence[ClientGroup],
+    entries: Sequence[Entry], comparison: Table, content: Json, groups: Sequence[ClientGroup]
 ) -> Iterator[Section]:
     """Yield the sections with charts, in the page's order."""
     metric = comparison.metric

@@ -20,10 +20,7 @@ LOGS = ("history", "clients", "timings")
 
 
 def read_log(
-    kind: type[Record],
-    path: Path,
-    commit: Commit,
-    skip: Mapping[str, int] | None = None,
+    kind: type[Record], path: Path, commit: Commit, skip: Mapping[str, int] | None = None
 ) -> list[Record]:
     """Read the committed lines of a log, each a ``kind``; ``skip`` has the lengths of the logs that
     have been read before."""

@@ -77,10 +77,7 @@ def box_of(values: Sequence[float]) -> tuple[float, float, float, float, float]:
 
 
 def summarise(
-    values: Sequence[float | None],
-    num_examples: Sequence[int | None],
-    *,
-    higher_is_better: bool,
+    values: Sequence[float | None], num_examples: Sequence[int | None], *, higher_is_better: bool
 ) -> Summary:
     """Summarise the results of n clients.
 
