@@ -19,7 +19,7 @@ from flwr.app import MessageType, RecordDict
 from ..data.federation import Federation
 from ..engine.client import ClientEvaluationResult, ClientUpdate
 from ..engine.costs import measure
-from ..engine.executors.work import ClientRequest, Refusal
+from ..engine.executors.work import ClientRequest, Executor, Refusal
 from ..engine.metrics import Metrics
 from ..errors import naming
 from ..method import Method
@@ -112,7 +112,7 @@ class RemoteStates(StoredStates):
 
 
 @dataclass
-class GridExecutor:
+class GridExecutor(Executor):
     """Runs the work of one method with one seed at the nodes of a Grid.
 
     ``blank`` is a message of this trial, without what changes; ``folder`` is the trial's
@@ -134,8 +134,6 @@ class GridExecutor:
     metrics: Metrics = Metrics()
 
     name = "flower"
-    processes = 1
-    concurrency = 1
 
     def map(self, name: str, server: Params, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(request, `ClientUpdate`, `ClientEvaluationResult` or `Refusal`), as nodes reply; for
@@ -179,9 +177,6 @@ class GridExecutor:
         trained = self.method.num_trained(self.task)
         costs = measure(self.task, received, self.first_private, payload, trained=trained)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
-
-    def close(self) -> None:
-        """Nothing is open between two calls."""
 
     def _replies(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]

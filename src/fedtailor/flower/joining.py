@@ -15,9 +15,9 @@ from ..inference.onboard import to_new_client
 from ..params import add_prefix
 from ..runs.experiment import Experiment
 from ..runs.trained import open_trained
-from ..store.committed import Count, read_commit
+from ..store.committed import Count, commit_of, read_commit
 from ..store.files import read_record, write_json
-from ..store.format import has_commit, trial_folder
+from ..store.format import trial_folder
 from ..store.run_directory import locked
 from ..task.backbone import Backbone
 from .border import error_of, read_reply
@@ -52,10 +52,8 @@ class ClientsOfRound:
 
 def has_ended(experiment: Experiment, out: Path) -> bool:
     """Whether no round of a run is left."""
-    return all(
-        has_commit(folder) and read_commit(folder).has_ended(experiment.rounds)
-        for _, _, folder in _trials(experiment, out)
-    )
+    commits = (commit_of(folder) for _, _, folder in _trials(experiment, out))
+    return all(commit and commit.has_ended(experiment.rounds) for commit in commits)
 
 
 def _trials(experiment: Experiment, out: Path) -> Iterator[tuple[str, int, Path]]:

@@ -95,25 +95,23 @@ class Session:
         if message.kind == "global":
             return self._evaluated(message, request.client, received), None
         private = states.read(request.client, request.base, self.first(request.client))
+        who = 0, request.client, message.round, private  # its place doesn't matter, nor its size
         if message.kind in ("personal", "keep"):
             passes = self.works.train.method.finetune_passes
-            engine_request = _client_request(message, request, private, "personalise", passes, 1.0)
-            state = self.works.evaluate.used(received, engine_request)
+            asked = ClientRequest(*who, "personalise", passes, 1.0, 0)
+            state = self.works.evaluate.used(received, asked)
             if message.kind == "keep":
                 states.keep(request.client, state)
                 return ClientReply(request.client), None
             return self._evaluated(message, request.client, state), None
         training = self.works.train
-        passes = training.local.passes
         rounds = range(message.round, message.round + 1)
         if training.method.trains_alone:
             turns = draw_cohort(training.method, training.federation, self.plan, message.round)
             rounds = turns.get(request.client, rounds)
         scale = self.plan.lr_scale(rounds)
-        engine_request = _client_request(message, request, private, "train", passes, scale)
-        update: ClientUpdate = training.complete(
-            engine_request, training.inputs(received, engine_request)
-        )
+        asked = ClientRequest(*who, "train", training.local.passes, scale, 0)
+        update: ClientUpdate = training.complete(asked, training.inputs(received, asked))
         if update.refusal is not None:
             raise DivergedError(update.refusal.reason)
         assert update.private is not None
@@ -125,15 +123,3 @@ class Session:
         validation, test = result.sums.tolist()
         sums = (tuple(validation), tuple(test))
         return ClientReply(client, sums=sums, metrics=result.metrics)
-
-
-def _client_request(
-    message: RoundRequest,
-    request: WireRequest,
-    private: Params,
-    purpose: str,
-    passes: int,
-    lr_scale: float,
-) -> ClientRequest:
-    """What the engine's work takes for a request of the wire; its place and size don't matter."""
-    return ClientRequest(0, request.client, message.round, private, purpose, passes, lr_scale, 0)

@@ -15,21 +15,13 @@ _BLOCK = 4_000_000  # weights in memory at once
 
 @dataclass(frozen=True)
 class Paired:
-    """How far one method is ahead of another.
+    """How far one method is ahead of another."""
 
-    Attributes:
-        difference: the mean over seeds of the mean difference over clients.
-        low: where its 95 % interval begins.
-        high: where it ends.
-        num_clients: pairs of scores, counted over all seeds.
-        num_seeds: seeds with at least one pair.
-    """
-
-    difference: float
-    low: float
-    high: float
-    num_clients: int
-    num_seeds: int
+    difference: float  # the mean over seeds of the mean difference over clients
+    low: float  # where its 95 % interval begins ...
+    high: float  # ... and ends
+    num_clients: int  # pairs of scores, counted over all seeds
+    num_seeds: int  # with at least one pair
 
 
 def paired(

@@ -24,8 +24,8 @@ from ..engine.prepare import as_trained, first_steps
 from ..engine.scoring import SPLITS, Scoring, by_length
 from ..errors import FEW
 from ..method import FineTuning, Method, Server
-from ..store.committed import read_commit
-from ..store.format import has_commit, trial_folder
+from ..store.committed import commit_of
+from ..store.format import trial_folder
 from ..task.backbone import Backbone
 from ..task.quantised import num_parameters
 from ..units import si
@@ -207,9 +207,8 @@ def rounds_left(
     left = {}
     every = ((seed, label) for seed in experiment.seeds for label in experiment.methods)
     for seed, label in every if trials is None else trials:
-        folder = None if out is None else trial_folder(out, label, seed)
-        done = read_commit(folder).round if folder is not None and has_commit(folder) else 0
-        left[label, seed] = max(0, experiment.rounds - done)
+        commit = None if out is None else commit_of(trial_folder(out, label, seed))
+        left[label, seed] = max(0, experiment.rounds - (commit.round if commit else 0))
     return left
 
 

@@ -111,8 +111,9 @@ class Experiment:
             for f in dataclasses.fields(self)
             if f.name != "methods"
         }
+        own = {k: {"class": o.reference, "sha256": o.sha256} for k, o in self.origins.items()}
         plain["methods"] = [
-            {"label": label, "name": method.name, **_own(method), **_plain(method)}
+            {"label": label, "name": method.name, **own.get(label, {}), **_plain(method)}
             for label, method in self.methods.items()
         ]
         if self.model.factory is not None:
@@ -165,14 +166,6 @@ def source_place(reference: str, folder: str) -> str:
     """
     place = reference.rpartition(":")[0]
     return f"{folder}/{place}" if place.endswith(".py") else place
-
-
-def _own(method: Method) -> dict[str, Any]:
-    """Where a method that is not the package's own comes from."""
-    if METHODS.get(method.name) is type(method):
-        return {}
-    found = origin(type(method))
-    return {"class": found.reference, "sha256": found.sha256}
 
 
 def _plain(value: Any) -> Any:

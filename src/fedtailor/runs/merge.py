@@ -17,7 +17,6 @@ from ..store.files import write_json
 from ..store.format import has_commit, stored_parts, trial_folder
 from ..temporary_folder import temporary_folder
 from .base_model import MODEL_FILE, same_models
-from .experiment import by_label, parse
 from .extend import differences, united
 from .manifest import read_data_manifest, read_experiment, same_data
 
@@ -61,7 +60,7 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     place = out.resolve()
     if place == Path.cwd():
         raise InputError(f"--out {out} is the working directory; name a new one in it")
-    opened = [_open(path) for path in map(Path, runs)]
+    opened = [_Run(path, read_experiment(path)) for path in map(Path, runs)]
     _check_same(opened)
     experiment = reduce(united, (run.experiment for run in opened))
     trials = _all_trials(opened, experiment)
@@ -72,17 +71,6 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
         write_json(fresh / "experiment.json", experiment)
         fresh.replace(place)
     return out
-
-
-def _open(path: Path) -> _Run:
-    """Raise InputError if ``path`` is no run directory, or a label or a seed names no folder."""
-    content = read_experiment(path)
-    try:
-        methods = {label: {"name": "fedavg"} for label in by_label(content.get("methods", []))}
-        parse({"methods": methods, "seeds": content.get("seeds")})
-    except InputError as error:
-        raise InputError(f"{path / 'experiment.json'}: {error}") from None
-    return _Run(path, content)
 
 
 def _copy(runs: Sequence[_Run], trials: Mapping[tuple[str, int], Path], out: Path) -> None:

@@ -26,13 +26,13 @@ from ..params import Params, aligned, pick
 from ..store.committed import (
     Commit,
     CommittedStates,
+    commit_of,
     model_seed,
     private_files,
-    read_commit,
     read_server,
 )
 from ..store.files import load_tensors
-from ..store.format import check_there, has_commit, trial_folder
+from ..store.format import check_there, trial_folder
 from ..store.read import Trial, read
 from ..store.selection import by_round
 from ..store.trained_rows import check_trained_rows, trained_rows_file
@@ -284,7 +284,7 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
         allowed = ", ".join(map(str, experiment.seeds))
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
     folder = trial_folder(run, label, seed)
-    commit = read_commit(folder) if has_commit(folder) else None
+    commit = commit_of(folder)
     if commit is None or not (commit.ended or commit.stopped):
         again = f"fedtailor run {shlex.quote(str(run))}"
         raise InputError(f"{label} with seed {seed} is not finished; {again} goes on")

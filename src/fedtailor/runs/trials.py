@@ -13,9 +13,9 @@ from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
 from ..store.bounds import BOUNDS, changed_bounds
-from ..store.committed import START_FILE, StartRecord, read_commit
+from ..store.committed import START_FILE, StartRecord, commit_of
 from ..store.files import read_record
-from ..store.format import has_commit, trial_folder
+from ..store.format import trial_folder
 from ..store.metrics import Metric
 from ..store.read import read_trial
 from ..store.run_directory import LOG, locked
@@ -126,7 +126,7 @@ def nothing_left(experiment: Experiment, out: Path, trials: Iterable[tuple[int, 
     """Whether ``trials`` of ``out``, pairs (seed, label), have all finished. The run directory
     alone says so; what a kill left there inside the last clean-up is removed."""
     folders = [trial_folder(out, label, seed) for seed, label in trials]
-    commits = [read_commit(folder) if has_commit(folder) else None for folder in folders]
+    commits = map(commit_of, folders)
     if not all(one and one.finished and one.rounds >= experiment.rounds for one in commits):
         return False
     with locked(out):

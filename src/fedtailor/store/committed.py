@@ -14,6 +14,7 @@ from .client_states import HERE, IN_STORE, KEPT, SEEN, best_path, bring_back, st
 from .files import load_tensors, read_record, write_atomically, write_json
 from .format import REFUSED_FILE, check_committed, combined_checksum, damaged, trial_of, whole_lines
 from .logs import LOGS, read_log
+from .logs import commit_of as commit_of
 from .logs import read_commit as read_commit
 from .logs import read_refused as read_refused
 from .records import Commit as Commit

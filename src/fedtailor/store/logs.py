@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .checked import check_results, load_json, read_json, record, records
-from .format import check_belongs, committed_bytes, trial_of
+from .format import check_belongs, committed_bytes, has_commit, trial_of
 from .records import BestRound, Commit, EvaluationLine, RefusedResult, RoundLine
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ def _check_lengths(line: DataclassInstance, source: str) -> None:
 def read_refused(line: bytes, path: Path) -> RefusedResult:
     """Read a line of the refused.jsonl at ``path``. Raises InputError where it is damaged."""
     return record(RefusedResult, load_json(line, str(path)), str(path))
+
+
+def commit_of(folder: Path) -> Commit | None:
+    """Read how far the trial in ``folder`` is; None before its first round."""
+    return read_commit(folder) if has_commit(folder) else None
 
 
 def read_commit(folder: Path) -> Commit:

@@ -23,9 +23,9 @@ from .committed import (
     PRIVATE_FILE,
     Commit,
     CommittedStates,
+    commit_of,
     expected_files,
     private_files,
-    read_commit,
     read_server,
     refusals_until,
     write_commit,
@@ -36,7 +36,6 @@ from .format import (
     checksum,
     combined_checksum,
     committed_bytes,
-    has_commit,
     trial_folder,
 )
 from .logs import LOGS, read_log
@@ -106,8 +105,8 @@ def _trials(
     for name in [one["label"] for one in experiment["methods"]] if label is None else [label]:
         for number in experiment["seeds"] if seed is None else [seed]:
             folder = trial_folder(out, name, number)
-            if has_commit(folder):
-                yield _Trial(folder, name, number, read_commit(folder), asynchronous)
+            if (commit := commit_of(folder)) is not None:
+                yield _Trial(folder, name, number, commit, asynchronous)
 
 
 @dataclass(frozen=True)

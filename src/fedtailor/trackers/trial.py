@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..report.table import table
-from ..store.format import dotted, has_commit, trial_folder
-from ..store.logs import read_commit, read_log
+from ..store.format import dotted, trial_folder
+from ..store.logs import commit_of, read_log
 from ..store.metrics import summary
 from ..store.read import read, read_environment, read_experiment
 from ..store.records import Commit, EvaluationLine, RoundLine, Timing
@@ -63,7 +63,7 @@ class TrackedTrial:
         return self._key(self._read_commit()) != key
 
     def _read_commit(self) -> Commit:
-        return read_commit(self.folder) if has_commit(self.folder) else _NONE
+        return commit_of(self.folder) or _NONE
 
     @property
     def has_ended(self) -> bool:
