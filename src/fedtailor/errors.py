@@ -80,7 +80,7 @@ def unknown(
     names = sorted(allowed)
     place = f" in {where}" if where else ""
     if (shown := spelt(name, names)) == brief(name):
-        similar = difflib.get_close_matches(name[:100], names, n=2)
+        similar = difflib.get_close_matches(str(name)[:100], names, n=2)
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ";"
     else:
         hint = ";"

@@ -1,11 +1,15 @@
 """Paired differences against numbers worked out by hand."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedtailor.errors import InputError
+from fedtailor.report.comparison import against
 from fedtailor.report.paired import paired
+from tests.report.written import ALONE, around, written
 
 
 def test_the_difference_is_the_mean_over_seeds_of_means_over_clients() -> None:
@@ -75,3 +79,16 @@ def test_many_clients_have_the_interval_of_a_mean() -> None:
     ours = [{str(k): float(k % 2) for k in range(10_000)}]
     result = paired(ours, [dict.fromkeys(ours[0], 0.0)], draws=10_000)
     assert result.high - result.low == pytest.approx(2 * 1.96 * 0.005, abs=1e-3)
+
+
+def test_methods_with_other_clients_are_named(tmp_path: Path) -> None:
+    one = written(tmp_path / "one", {"local": ALONE, "ditto": around(0.7)})
+    other = written(tmp_path / "other", {"apfl": around(0.8)}, digest="e")
+    text = against([one, other], "local")
+    assert text.splitlines()[-1] == "Without results on the same clients: apfl"
+    assert "ditto" in text
+    for runs, said in (([other], ""), ([one, other], "; not local, ditto")):
+        with pytest.raises(InputError) as refused:
+            against(runs, "apfl", as_json=True)
+        words = "--against apfl: no other method has results on the same clients"
+        assert str(refused.value) == words + said

@@ -118,6 +118,9 @@ def test_it_shows_itself_and_stands_for_its_path(result: ft.Result, tmp_path: Pa
     ("use", "message"),
     [
         (lambda result: result.clients("fedsgd"), "unknown method 'fedsgd'; did you mean 'fedsdg'"),
+        (lambda result: result.clients(0), "unknown method 0; allowed: fedsdg, local"),
+        (lambda result: result.clients(split="tset"), "unknown split 'tset'; did you mean 'test'"),
+        (lambda result: result.model("", 0), "unknown method ''"),
         (lambda result: result.history(seed=7), r"no seed 7 in .*; allowed: 0, 1$"),
         (lambda result: ft.Result(result.path / "methods").table(), "is not a run directory"),
     ],

@@ -191,13 +191,7 @@ class Training(_Clients):
             {name: value.cpu() for name, value in private.items()},
             loss.item(),
             _refusal(self.federation.name(request.client), loss, {**private, **upload}),
-            measure(
-                self.task,
-                inputs.received,
-                private,
-                packed,
-                trained=self.method.num_trained(self.task),
-            ),
+            measure(self.method, self.task, inputs.received, private, packed),
             inputs.seconds,
             cpu_seconds,
         )

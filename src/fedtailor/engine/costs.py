@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..method import Method
 from ..params import Params, count
 from ..task.quantised import num_parameters
 from ..task.task import Task
@@ -56,7 +57,8 @@ _CODES = {
 @dataclass(frozen=True)
 class Costs:
     """Scalars a client trains, exchanges and keeps to itself; bytes a client a round, by dtype;
-    ``flops``, the floating-point operations of training on one batch, None if not counted."""
+    ``flops``, the floating-point operations of training on one batch, None if not counted;
+    ``has_row``, whether the server learns a row for the client alone."""
 
     trained: int
     communicated: int
@@ -65,18 +67,19 @@ class Costs:
     down: dict[str, int]
     up: dict[str, int]
     flops: int | None = None
+    has_row: bool = False
 
 
-def measure(task: Task, received: Params, private: Params, sent: Params, *, trained: int) -> Costs:
-    """The costs of a client that trained so many scalars, got ``received``, holds ``private`` and
-    sent ``sent``."""
+def measure(method: Method, task: Task, received: Params, private: Params, sent: Params) -> Costs:
+    """The costs of a client that got ``received``, holds ``private`` and sent ``sent``."""
     return Costs(
-        trained=trained,
+        trained=method.num_trained(task),
         communicated=count(sent),
         private=count(private),
         model=num_parameters(task.model),
         down=wire_bytes(received),
         up=wire_bytes(sent),
+        has_row=type(method).fit_row is not Method.fit_row,
     )
 
 

@@ -180,9 +180,10 @@ class Metrics:
         """None for NaN: the metric is undefined for this client."""
         with own_faults():
             value: object = function(*arguments)
-        try:
-            number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        try:  # a text of digits is no number, and an array of one neither
+            is_one = not (np.ndim(value) or isinstance(value, str | bytes))  # type: ignore[arg-type]
+            number = float(value) if is_one else math.inf  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
             number = math.inf
         if math.isinf(number):
             name = spec.rpartition(":")[2]

@@ -174,8 +174,7 @@ class GridExecutor(Executor):
         received, packed = send(request.client), to_device(payload, self.task.device)
         how = self.method, self.task, self.chain, self.schema
         accept_upload(*how, received, request, reply, packed)
-        trained = self.method.num_trained(self.task)
-        costs = measure(self.task, received, self.first_private, payload, trained=trained)
+        costs = measure(self.method, self.task, received, self.first_private, payload)
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 
     def _replies(

@@ -6,7 +6,7 @@ import dataclasses
 import textwrap
 from collections.abc import Sequence
 
-from ..errors import unknown
+from ..errors import InputError, listed, unknown
 from ..store.format import as_json as to_json_text
 from ..store.metrics import Metric, is_percentage
 from ..store.read import StrPath, read_all
@@ -108,6 +108,13 @@ def against(
     base = results.pop(method)
     found = (one.ahead(base) for one in results.values())
     leads = sorted((one for one in found if one is not None), key=lambda one: -one.value)
+    compared = {method, *(one.method for one in leads)}
+    others = [label for label in labels if label not in compared]
+    if not leads:
+        raise InputError(
+            f"--against {method}: no other method has results on the same clients"
+            f"{f'; not {listed(others)}' if others else ''}"
+        )
     if as_json:
         return to_json_text([dataclasses.asdict(one) for one in leads], 2)
     unit = "points" if is_percentage(metric) else metric
@@ -128,4 +135,5 @@ def against(
     entries = sorted(members, key=lambda entry: entry.label != method)
     notes = untrained_notes(entries, metric)
     notes += [f"{one.method}: {said}" for one in leads if (said := one.of_trained(metric))]
+    notes += [f"Without results on the same clients: {listed(others)}"] if others else []
     return "\n".join([TextTable(title, header, rows, is_text={0, 3}).text(), *notes])

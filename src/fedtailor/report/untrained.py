@@ -1,5 +1,5 @@
-"""Clients that had not trained by the reported round, where a part of a model is private: theirs is
-as it began, so their results stand apart."""
+"""Clients that had not trained by the reported round, where a part of a model is a client's own,
+kept by itself or as a row at the server: theirs is as it began, so their results stand apart."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def num_trainings(trial: Trial, number: int) -> Counter[int]:
 
 
 def untrained_clients(run: Run, trial: Trial, number: int, evaluation: EvaluationLine) -> set[int]:
-    """The evaluated clients that had not trained by round ``number``; empty where nothing is
-    private, or where the models went on from another run."""
-    if goes_on(run) or trial.costs is None or not trial.costs.private:
+    """The evaluated clients that had not trained by round ``number``; empty where no part of a
+    model is a client's own, or where the models went on from another run."""
+    costs = trial.costs
+    if goes_on(run) or costs is None or not (costs.private or costs.has_row):
         return set()
     return set(evaluation.clients) - num_trainings(trial, number).keys()
 

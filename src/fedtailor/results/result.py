@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..data import Data, Dataset
 from ..errors import InputError, unknown
 from ..report.cells import text_tables
 from ..report.comparison import compare, verdict_lines
+from ..report.differences import HeldOut
 from ..report.page import write
 from ..report.rows import Row, Spread
 from ..report.select import entries, validation_score
@@ -119,7 +120,7 @@ class Result:
         self,
         method: str | None = None,
         seed: int | None = None,
-        split: Literal["test", "validation"] = "test",
+        split: HeldOut = "test",
     ) -> pd.DataFrame:
         """Return the results of every client at the reported round, one row a client and model.
 
@@ -133,10 +134,13 @@ class Result:
             split: the examples: those for test or those for validation.
 
         Raises:
-            InputError: no such method or seed, no round is committed yet, or a file is damaged.
+            InputError: no such method, seed or split, no round is committed yet, or a file is
+                damaged.
         """
         import pandas as pd
 
+        if split not in get_args(HeldOut):
+            raise unknown("split", split, get_args(HeldOut))
         done = read(self.path)
         frames = [
             pd.DataFrame(columns)
@@ -247,7 +251,7 @@ class Result:
         """
         from ..inference.model import load_model
 
-        label = method or self.best.label
+        label = self.best.label if method is None else method
         return load_model(self.path, label, client, seed, data=self.data, backbone=self.backbone)
 
     def report(self, path: Path | str | None = None) -> Path:

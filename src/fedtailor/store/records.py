@@ -242,7 +242,8 @@ class RefusedResult:
 @dataclass(frozen=True)
 class Costs:
     """Scalars that a client trains, communicates and keeps; bytes per client and round by dtype;
-    the floating-point operations of training on one batch, None where they were not counted."""
+    the floating-point operations of training on one batch, None where they were not counted;
+    ``has_row``, whether the server learns a row for each client."""
 
     trained: Count
     communicated: Count
@@ -251,6 +252,7 @@ class Costs:
     up: Mapping[str, Count]
     model: Count
     flops: Annotated[int, Ge(0), Le(10**30)] | None = None
+    has_row: bool = False
 
 
 @dataclass(frozen=True)
