@@ -108,14 +108,18 @@ def plans(folder: Path, names: Sequence[str] | None = None) -> Attempt:
     They have one of the methods with these ``names``, of all if none are given. What is wrong with
     a file, the command line tells in a line, too.
     """
+    import datasets  # noqa: F401
+
     from fedtailor.methods import METHODS
+    from fedtailor.models import ModelConfig, load_tokenizer
     from fedtailor.runs.experiment import parse
     from fedtailor.runs.run import dry_run
 
     os.environ["HF_HUB_OFFLINE"] = "1"
+    load_tokenizer(ModelConfig())  # so that no mutation waits for imports
     whole = small_experiment({name: METHODS[name]() for name in names or METHODS}).as_dict()
     base, methods = {**whole, "rounds": 7}, whole["methods"]
-    for method in methods:  # so that no mutation waits for imports
+    for method in methods:
         with suppress(InputError):
             dry_run(parse({**base, "methods": [method]}), folder / "new")
 

@@ -146,6 +146,7 @@ def test_a_picture_of_any_mode_is_converted_by_its_range(name, picture, mean, tm
          "32-bit whole numbers with values from 0 to 65535; allowed: 0 to 255"),
         ("a.tif", lambda p: saved(Picture.fromarray(np.full((16, 16), np.nan, np.float32)), p),
          "values from nan to nan"),
+        ("a.tif", lambda p: saved(GREY, p, tiffinfo={339: 2}), "its bytes have a sign"),
         ("a.gif", lambda p: saved(GREY, p, save_all=True, append_images=[GREY.rotate(90)]),
          "it holds several pictures"),
         ("a.png", lambda p: p.write_bytes(b""), "no picture that can be read"),

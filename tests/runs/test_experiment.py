@@ -107,6 +107,7 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ("split.alpha=inf", r"split\.alpha must be finite"),
         ("public.limit=20", r"public names no data; set public\.name or public\.path"),
         ('start_from="a\\u0000"', r"start_from\.run = 'a\\x00': it must not hold a NUL"),
+        ("start_from=\ud800", r"start_from\.run = '\\ud800': it must not hold half a surrogate"),
         ("rounds", r"--set takes key=value, got 'rounds'"),
         ('methods=["fedsdg", "fedsg"]', r"unknown method 'fedsg'; did you mean 'fedsdg'"),
         ("methods=[]", r"no methods; name at least one"),

@@ -72,6 +72,8 @@ def _problem(image: Any) -> str | None:
         return "it has a transparent colour in other than 8 bits; save it with an alpha channel"
     if image.mode in ("F", "I", "I;16", "I;16B") and _tag(image, 262) == 0:
         return "it has more than 8 bits, of which 0 is white; save it with 0 as black"
+    if image.mode == "L" and 2 in (_tag(image, 339) or ()):  # PIL reads -1 as 255
+        return "its bytes have a sign; save it with values from 0 to 255"
     return None
 
 

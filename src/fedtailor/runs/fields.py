@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -63,9 +64,17 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
             reason += f'["{value}"]' if is_word else "[0, 1]"
         raise InputError(f"{key} = {brief(value)}: {reason[0].lower()}{reason[1:]}") from None
     for one in checked if isinstance(checked, tuple) else (checked,):
-        if isinstance(one, str) and "\0" in one:
-            raise InputError(f"{key} = {brief(one)}: it must not hold a NUL character")
+        if isinstance(one, str) and (wrong := _unfit(one)):
+            raise InputError(f"{key} = {brief(one)}: it must not hold {wrong}")
     return checked
+
+
+def _unfit(text: str) -> str:
+    """What no file's name can hold of a text; empty if nothing."""
+    try:
+        return "a NUL character" if b"\0" in os.fsencode(text) else ""
+    except UnicodeEncodeError:
+        return "half a surrogate pair"
 
 
 _REASONS = {  # in other words than pydantic's
