@@ -162,6 +162,7 @@ def test_a_result_that_is_no_number_is_never_chosen(
         ("tune.space.fedprox.nu=[1]", "unknown key 'nu' in methods.near"),
         ("tune.space.fedprox.mu=[-1]", "methods.near.mu = -1"),
         ("tune.space.fedprox.mu=3", "tune.space.near.mu = 3: must be a list of values"),
+        ("tune.space.fedprox.mu=[1, 0, 1]", r"near.mu = \[1, 0, 1\]: 1 stands twice"),
         ("tune.space.fedprox.mu={low=1, high=0}", "near.mu: low = 1.0, .* low must be below high"),
         ("tune.space.fedprox.mu={low=0, high=1, log=true}", "above 0 with log"),
         ("tune.space.fedprox.mu={low=0.5}", "near.mu = .*: a range needs low and high"),

@@ -191,6 +191,8 @@ def _values(where: str, content: Any) -> tuple[Any, ...] | Range:
         return made
     if not isinstance(content, list) or not content:
         raise InputError(f"{where} = {content!r}: must be a list of values, or {{low, high, log}}")
+    if twice := [one for number, one in enumerate(content) if one in content[:number]]:
+        raise InputError(f"{where} = {content!r}: {twice[0]!r} stands twice; name it once")
     return tuple(content)
 
 
