@@ -127,15 +127,10 @@ class _Handler(BoundedHandler):
                 message = "the key is missing, or another one"
                 raise Refused(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key")
             return
-        try:
-            accepted = self.server.accepts(self.headers.get("Host", ""))
-        except ValueError:  # such as [ without ]
-            accepted = False
-        if not accepted:
+        if not self.server.accepts(self.headers.get("Host", "")):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this endpoint has another address")
 
     def _content(self) -> dict[str, Any]:
-        """The object that a request holds."""
         length, kind = self.headers.get("Content-Length", ""), self.headers.get_content_type()
         if kind != "application/json":  # what a page elsewhere can't send without leave
             message = f"a request is application/json, not {brief(kind)}"
@@ -154,7 +149,6 @@ class _Handler(BoundedHandler):
         return content
 
     def _answer(self, content: Mapping[str, Any]) -> Answer:
-        """What a request asks for."""
         given = {name: value for name, value in content.items() if value is not None}
         for name, value in given.items():
             if name in _ALLOWED:
@@ -182,7 +176,6 @@ class _Handler(BoundedHandler):
         return Answer(str(model), self._chat(given) if is_chat else _prompt(given), most)
 
     def _chat(self, given: Mapping[str, Any]) -> str:
-        """A conversation, as JSON."""
         if not self.server.models.trained.task.backbone.objective.joins_columns:
             message = "this run's models write from a text; use /v1/completions"
             raise Refused(HTTPStatus.BAD_REQUEST, message)
@@ -269,15 +262,8 @@ class _Handler(BoundedHandler):
         self._send(refused.status, refused.content)
 
     def _send(self, status: HTTPStatus, content: Mapping[str, Any]) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
+        headers = {"Connection": "close"} if self.close_connection else {}
+        self.send(status, "application/json", json.dumps(content).encode(), headers)
 
 
 def _wrong(name: str, value: object, allowed: str) -> Refused:

@@ -6,7 +6,9 @@ import ipaddress
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,7 +55,10 @@ class BoundedServer(ThreadingHTTPServer):
     def accepts(self, host: str) -> bool:
         """Whether ``host``, a request's header, names this machine: by a number, which can't be
         made to point elsewhere, or by a name that is its own."""
-        name = urlsplit(f"//{host}").hostname or ""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:  # such as [ without ]
+            return False
         own = {"localhost", self.host.lower(), socket.gethostname().lower()}
         return name in own or _is_number(name)
 
@@ -89,7 +94,6 @@ class BoundedServer(ThreadingHTTPServer):
                 self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:
-        """Let the thread of a connection see its end."""
         self._open.pop(connection, None)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -106,6 +110,18 @@ class BoundedHandler(BaseHTTPRequestHandler):
         """Answer a request, which begins now."""
         self.server.note(self.connection)
         super().handle_one_request()
+
+    def send(
+        self, status: HTTPStatus, kind: str, content: bytes, headers: Mapping[str, str]
+    ) -> None:
+        """Send a whole answer of a MIME ``kind``, with more ``headers``."""
+        length = str(len(content))
+        known = {"Content-Type": kind, "Content-Length": length, "Cache-Control": "no-store"}
+        self.send_response(status)
+        for name, value in {**known, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
     def version_string(self) -> str:
         return "fedtailor"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from .. import report
 from ..errors import InputError, whole_number
@@ -94,7 +94,6 @@ def _content(state: RunState) -> dict[str, Any]:
 
 
 def _style() -> str:
-    """The report's style, with the colours of methods, and what this page adds."""
     light, dark = (
         " ".join(f"--m{k}: {colour};" for k, colour in enumerate(colours))
         for colours in (drawing.COLOURS, drawing.DARK)
@@ -105,31 +104,22 @@ def _style() -> str:
 
 
 class _Handler(BoundedHandler):
-    """Answers one browser."""
-
     server: PageServer
 
     def do_GET(self) -> None:  # noqa: N802
-        """Answer a request."""
-        try:
-            accepted = self.server.accepts(self.headers.get("Host", ""))
-            address = urlsplit(self.path)
-        except ValueError:  # such as [ without ]
-            self.send_error(HTTPStatus.BAD_REQUEST)
-            return
-        if not accepted:
+        path, _, query = self.path.partition("?")
+        if not self.server.accepts(self.headers.get("Host", "")):
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST, "this page has another address")
-            return
-        if address.path == "/state":
-            self._send_state(parse_qs(address.query).get("known", ["0"])[0])
-        elif address.path == "/page.css":
+        elif path == "/state":
+            self._send_state(parse_qs(query).get("known", ["0"])[0])
+        elif path == "/page.css":
             self._send(_style().encode(), "text/css")
-        elif address.path in _FILES:
-            path, kind = _FILES[address.path]
-            self._send(path.read_bytes(), kind)
-        elif address.path == "/favicon.ico":  # browsers ask for it beside the report
+        elif path in _FILES:
+            file, kind = _FILES[path]
+            self._send(file.read_bytes(), kind)
+        elif path == "/favicon.ico":  # browsers ask for it beside the report
             self._send(b"", "image/x-icon")
-        elif address.path == "/report.html" and (content := self.server.report_page()) is not None:
+        elif path == "/report.html" and (content := self.server.report_page()) is not None:
             self._send(content, "text/html", policy=None)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -143,13 +133,7 @@ class _Handler(BoundedHandler):
         self._send(as_json(content).encode(), "application/json")
 
     def _send(self, content: bytes, kind: str, policy: str | None = _POLICY) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
+        headers = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
         if policy is not None:
-            self.send_header("Content-Security-Policy", policy)
-        self.end_headers()
-        self.wfile.write(content)
+            headers["Content-Security-Policy"] = policy
+        self.send(HTTPStatus.OK, f"{kind}; charset=utf-8", content, headers)
