@@ -107,7 +107,6 @@ class Advice:
         return said
 
     def _alone(self, setting: Setting) -> Iterator[str]:
-        """What to know where the chosen method is no better than training alone."""
         if setting.chosen == ALONE:
             yield "Validation data chose training alone there."
         else:

@@ -73,8 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong."""
-
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"fedtailor: {message}; see {self.prog} --help\n")
 

@@ -101,7 +101,6 @@ def _new(options: argparse.Namespace) -> None:
 
 
 def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
-    """Ask for the columns that no option names; the guess is the default."""
     print(f"{table.path}: {table.rows:,} rows\n{_columns(table)}\nReturn takes the guess.")
     if not (options.task or options.text or options.label) and (task := table.recognised):
         from ..objectives import OBJECTIVES
@@ -136,7 +135,6 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
 
 
 def _ask(what: str, *choices: str, columns: Sequence[str] = ()) -> str | None:
-    """Ask for one of ``choices``, the first by default, or another of the ``columns``."""
     guess = choices[0] if choices else ""
     others = f" (others: {', '.join(choices[1:_SHOWN])})" if choices[1:] else ""
     try:
@@ -203,7 +201,6 @@ def _described(
 
 
 def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
-    """Say what is to be predicted, and what is odd about it."""
     counts, known = targets.counts(), targets.values[targets.is_known]
     if targets.scale:
         mean, deviation = targets.scale
@@ -222,7 +219,6 @@ def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
 
 
 def _rare(table: Survey, roles: Roles, median: int) -> Iterator[str]:
-    """Say that half of the classes have few rows."""
     if median >= _FEW_ROWS:
         return
     from ..objectives import OBJECTIVES, Regression

@@ -69,7 +69,7 @@ class _Follower:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, done: object = None) -> None:
-        """Start it, the first time. An interrupt is for the run alone; the pipe tells its end."""
+        """Start it, once; the pipe tells its end, and an interrupt is for the run alone."""
         if self._process is None:
             arguments = ["track", str(self._out), "--to", self._to, "--follow", "--until-closed"]
             self._process = subprocess.Popen(

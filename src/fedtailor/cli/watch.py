@@ -88,7 +88,6 @@ def _print(state: RunState) -> None:
 
 
 def _looks(follower: Follower) -> Iterator[RunState]:
-    """How the run stands, about once a second until it has ended."""
     while True:
         begun = time.process_time()
         state = follower.look()

@@ -104,7 +104,6 @@ class Deployment:
     sites: tuple[SiteConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names and addresses that can't be used."""
         host, _, port = self.address.rpartition(":")
         if not host or not 0 < (whole_number(port) or 0) < 65536 or "/" in host:
             raise InputError(
@@ -305,7 +304,6 @@ def _site(text: str) -> SiteConfig:
 
 
 def _common_data(config: DataConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``[data]`` that all sites have in common."""
     objective = objective_of_data(config)
     if objective.names_classes and not config.classes:
         raise InputError(

@@ -286,7 +286,6 @@ def _check_files(deployment: Deployment, paths: Sequence[Path]) -> None:
 
 
 def _write_connection(deployment: Deployment, insecure: bool) -> None:
-    """Write the server's address for Flower's commands."""
     server: dict[str, Any] = {"address": f"127.0.0.1:{deployment.port}", "insecure": insecure}
     if not insecure:
         server["root-certificates"] = str(deployment.certificate("ca.crt"))

@@ -81,7 +81,6 @@ def read_registered(deployment: Deployment) -> dict[str, int]:
 
 
 def _public(path: Path) -> bytes:
-    """Read a site's public key, in Flower's form."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (ValueError, UnsupportedAlgorithm) as error:

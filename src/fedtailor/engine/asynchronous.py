@@ -54,7 +54,6 @@ class Buffered:
     _concurrency: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Work out how many clients are in flight."""
         self._novel = self.federation.novel(self.plan.cohort.novel)
         self._concurrency = self.plan.cohort_size(self.federation)
 

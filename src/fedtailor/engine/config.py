@@ -34,7 +34,6 @@ class GenerateConfig:
     every: Few | None = None  # rounds, and the last one; None: each fifth evaluation
 
     def __post_init__(self) -> None:
-        """Refuse what has no effect."""
         if not self.examples and (self.tokens, self.every) != (64, None):
             raise InputError(
                 "evaluate.generate.examples = 0: nothing is written, so tokens and every have no "
@@ -69,7 +68,6 @@ class EvaluateConfig:
     by_client: tuple[ClientMetric, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse texts after a round that is not evaluated."""
         if self._writes_every % self.every:
             raise InputError(
                 f"evaluate.generate.every = {self.generate.every}: texts are written in "
@@ -114,7 +112,6 @@ class EngineConfig:
     on_divergence: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self) -> None:
-        """Refuse a device of another kind."""
         if not _DEVICE.fullmatch(self.device):
             raise InputError(
                 f"engine.device = {brief(self.device)}: allowed are 'auto', 'cpu', 'cuda' and "

@@ -127,7 +127,6 @@ class Evaluator:
     def _global_texts(
         self, shared: Params, clients: Sequence[int], number: int
     ) -> list[tuple[MetricValues, ...]]:
-        """The metrics of what the global model writes for each client."""
         if not self.federation.dataset.objective.learns_texts or not self.scoring.metrics.asked:
             return []
         if not self.writing.is_due(number):
@@ -168,7 +167,6 @@ class Evaluator:
         return self.kept
 
     def _results(self, work: str, server: Server, clients: Sequence[int], number: int) -> Results:
-        """Of the model that each client uses, or of one for all, on its own examples."""
         passes, federation = self.method.finetune_passes, self.federation
         sizes = {
             client: federation.num_steps(client, self.plan.local, passes)

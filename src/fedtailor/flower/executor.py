@@ -180,7 +180,6 @@ class GridExecutor(Executor):
     def _replies(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
     ) -> Replies:
-        """What each client answers: its reply and payload, or why there is none."""
         by_node: dict[int, list[int]] = {}
         for client in clients:
             if client in self.nodes.node_of:

@@ -89,8 +89,8 @@ class NovelClients:
         return bool(todo)
 
     def _missing(self, folder: Path) -> list[int]:
-        """The clients that have not joined the reported round's models of a method with a seed;
-        none if it has no model."""
+        """The clients that have not joined the reported round's models; none if there is no
+        model."""
         commit = read_commit(folder)
         if not commit.round:
             return []
@@ -98,7 +98,6 @@ class NovelClients:
         return [client for client in self.clients if client not in joined]
 
     def _wait(self, clients: set[int]) -> None:
-        """Wait until each of ``clients`` has a node, for as long as the start of a run may take."""
         end = time.monotonic() + self.timeouts.start
         self.nodes.refresh()
         while not clients <= self.nodes.node_of_new.keys() and time.monotonic() < end:

@@ -216,7 +216,6 @@ class Nodes:
         self._known.pop(node, None)
 
     def _refuse_other_models(self) -> None:
-        """Refuse nodes whose base model is not the server's."""
         for node, info in [*self._known.items()] if self.model is not None else ():
             if (name := difference(self.model or {}, dict(info.model))) is not None:
                 self._refuse(
@@ -301,7 +300,6 @@ def remote_federation(
 
 
 def _counts(info: NodeInfo) -> dict[tuple[int, int], Counts]:
-    """By seed and client."""
     return {
         (sizes.seed, client): counts
         for sizes in info.sizes

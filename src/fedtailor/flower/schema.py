@@ -119,7 +119,6 @@ def _in_words(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _blank(dataset: Dataset) -> Batch:
-    """Two examples like those of ``dataset``, with nothing in them."""
     count = dataset.objective.sequences
     sizes = Ragged(np.full(2 * count, 4 // count), np.array([0, count, 2 * count]))
     inputs: Tokens | Images = Tokens(

@@ -156,7 +156,6 @@ def check_remote(experiment: Experiment) -> None:
 
 
 def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts) -> None:
-    """All rounds that are left, each committed; then the clients' own models."""
     method, federation, store = trial.method, trial.federation, trial.store
     plan, task = inputs.experiment.plan, inputs.task(trial.method, trial.seed)
     first = method.init_client(task, 0, random.key(trial.seed, "client", 0))
@@ -203,7 +202,6 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
 
 
 def _hand_over(trial: TrialRun, task: Task, executor: GridExecutor) -> None:
-    """Let the clients keep their models of the reported round."""
     clients = clients_without_model(trial)
     if not clients:
         return
@@ -239,7 +237,6 @@ def clients_without_model(trial: TrialRun) -> list[int]:
 
 
 def _clients_with_model(trial: TrialRun) -> set[int]:
-    """The clients that have kept their model of the trial's reported round."""
     path = trial.store.path / FLOWER_FILE
     about = read_record(FlowerRecord, path).models
     if not about:
@@ -249,7 +246,6 @@ def _clients_with_model(trial: TrialRun) -> set[int]:
 
 
 def _cohorts(store: TrialStore) -> list[tuple[int, list[int]]]:
-    """The committed rounds, each with its cohort."""
     return [(line.round, list(line.cohort)) for line in store.history()]
 
 

@@ -97,7 +97,6 @@ class States:
         return path.parent
 
     def _kept(self, client: int) -> dict[int, Path]:
-        """The states that are here, by round."""
         paths = self._path(client, 0).parent.glob("round-*")
         return {int(m[1]): path for path in paths if (m := _NAME.fullmatch(path.name))}
 

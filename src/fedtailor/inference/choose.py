@@ -64,7 +64,6 @@ def choose(
 
 
 def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
-    """What is better is larger: hits, then minus the loss; or minus the loss alone."""
     loss, hits, _ = sums
     return 0.0 if by_loss else float(hits), -float(loss) if np.isfinite(loss) else -np.inf
 

@@ -40,7 +40,6 @@ class PersonalModel:
     state: Params
 
     def __repr__(self) -> str:
-        """What it is, without its tensors."""
         whose = "global" if self.client is None else f"client {self.client}"
         predicts = f"classes: {listed(self.classes)}" if self.classes else self.kind
         return f"PersonalModel({self.trained.label}, {whose}, {predicts})"

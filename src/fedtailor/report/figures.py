@@ -72,7 +72,6 @@ def _charts(
 
 
 def _rows(columns: Mapping[str, Sequence[Any]], labels: Sequence[str]) -> list[Json]:
-    """Turn columns into rows, with the methods' labels for their positions."""
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return [row | {"method": labels[row["method"]]} if "method" in row else row for row in rows]
 

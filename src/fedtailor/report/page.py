@@ -61,7 +61,6 @@ _FILES = {"style": "page.css", "theme": "theme.js", "script": "page.js", "vega":
 
 
 def _json(value: Any) -> str:
-    """JSON that can stand in an element ``script``."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

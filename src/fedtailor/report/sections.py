@@ -71,7 +71,6 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
 
 
 def _most(of: Sequence[Json], names: str) -> Sequence[str]:
-    """The names of the one that has most of them."""
     return max((one[names] for one in of), key=len, default=())
 
 

@@ -85,8 +85,6 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
 
 
 class _Judge:
-    """What a verdict rests on, and how it is said."""
-
     def __init__(self, entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> None:
         self.entries, self.metric = entries, metric
         self.rows = {row.label: row for row in rows}
@@ -156,7 +154,6 @@ class _Judge:
         return [*found.values()]
 
     def sentences(self) -> Iterator[str]:
-        """The verdict in words."""
         if self.best is None:
             yield "No method has validation results to choose it by, so none is named the best."
         else:
@@ -270,7 +267,6 @@ class _Judge:
             yield f"The intervals cover {widest.num_clients} clients{of}."
 
     def steps(self) -> Iterator[NextStep]:
-        """What to do now."""
         if not self.is_finished:
             run = shlex.quote(self.runs[0]) if len(self.runs) == 1 else "RUN"
             said = "A run is not finished. If nothing runs it, this goes on with it:"
@@ -340,7 +336,6 @@ class _Judge:
 
 
 def _predict(entry: Entry, *, is_one_model: bool = False) -> str:
-    """The command that uses a client's model, or the one of all clients."""
     words = ["fedtailor", "predict", str(entry.run.path)]
     words += option("--method", entry.trials[0].label)
     words += [] if is_one_model else ["--client", "CLIENT"]

@@ -116,7 +116,6 @@ class Inputs:
         return task.device
 
     def _check_own_model(self, task: Task, batch: Batch) -> None:
-        """Raise InputError where the user's model doesn't take ``batch``, or gives other logits."""
         model = self.experiment.model
         name = portable(model.factory) if model.factory else str(model.name)
         if name in BUILTIN:

@@ -84,7 +84,6 @@ class EarlyStopping:
     _scores: dict[Path, dict[int, float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what would stop at once."""
         if self.patience < 1:
             raise InputError(f"patience = {self.patience}: must be at least 1")
 

@@ -85,7 +85,6 @@ def check(out: Path) -> Checked:
 
 
 def _tests(out: Path) -> Iterator[Test]:
-    """A test for each file."""
     yield out / "experiment.json", partial(_json, out / "experiment.json")
     yield out / "environment.json", partial(_json, out / "environment.json")
     yield out, lambda: bool(open_run(out))  # the copies of the user's own files

@@ -164,7 +164,6 @@ def targets(text: str) -> Targets | None:
 
 
 def _check_model(name: str, survey: Survey, roles: Roles) -> None:
-    """Raise InputError if there is no such model, or it is built in for other data."""
     modality = "image" if survey.column(roles.source).kind == "picture" else "text"
     builtin = BUILTIN.get(name)
     if builtin is None:

@@ -157,7 +157,6 @@ def _long_evaluation(
 
 
 def _short_batches(methods: Sequence[MethodSummary]) -> list[str]:
-    """Say of how many clients a batch is left out."""
     labels = [one.label for one in methods if one.short_batches]
     count = max((one.short_batches for one in methods), default=0)
     line = (
@@ -213,7 +212,6 @@ def rounds_left(
 
 
 def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary:
-    """Measure one client's step of a method, and count what all rounds come to."""
     experiment = inputs.experiment
     method, plan = experiment.methods[label], experiment.plan
     federation = inputs.federations[experiment.seeds[0]]

@@ -66,7 +66,6 @@ class Experiment:
     start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
-        """Refuse what would only show when it is too late."""
         if not self.methods:
             raise InputError("no methods; name at least one, for example [methods.fedsdg]")
         check_folder_name("name", self.name)
@@ -249,7 +248,6 @@ def _resolve_files(content: dict[str, Any], folder: Path) -> None:
 
 
 def _data_path(name: str, folder: Path) -> str:
-    """A file of data, which counts from the current folder, or else from ``folder``."""
     beside = folder / name
     return str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
 

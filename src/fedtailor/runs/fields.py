@@ -96,7 +96,6 @@ def _entry(hint: Any) -> type | None:
 
 
 def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:
-    """Several of a dataclass, from a list of tables."""
     if not isinstance(values, list | tuple):
         raise InputError(f"{where} must be a list of tables, got {brief(values)}")
     entries = []

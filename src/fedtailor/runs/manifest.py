@@ -92,7 +92,6 @@ def _sha256(content: Mapping[str, Any], code: OwnCode) -> str | None:
 
 
 def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: Path) -> None:
-    """Raise InputError where code of the user's own has changed."""
     before = {(code.key, code.reference): _sha256(present, code) for code in own_code(present)}
     for code in own_code(wanted):
         old, now = before.get((code.key, code.reference)), _sha256(wanted, code)

@@ -29,7 +29,6 @@ class _Run:
     experiment: Mapping[str, Any]
 
     def trials(self) -> Iterator[tuple[tuple[str, int], Path]]:
-        """((label, seed), folder) of every trial that has a committed round."""
         for method in self.experiment["methods"]:
             for seed in self.experiment["seeds"]:
                 folder = trial_folder(self.path, method["label"], seed)
@@ -74,7 +73,6 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
 
 
 def _copy(runs: Sequence[_Run], trials: Mapping[tuple[str, int], Path], out: Path) -> None:
-    """Copy all but experiment.json into the new directory ``out``."""
     out.mkdir()
     for run in runs:
         shutil.copytree(run.path / "partitions", out / "partitions", dirs_exist_ok=True)
@@ -89,7 +87,6 @@ def _copy(runs: Sequence[_Run], trials: Mapping[tuple[str, int], Path], out: Pat
 
 
 def _check_same(runs: Sequence[_Run]) -> None:
-    """Raise InputError where the experiments or the data differ."""
     for first, other in combinations(runs, 2):
         where = f"in {first.path}", f"in {other.path}"
         differing = differences(first.experiment, other.experiment, *where)
@@ -115,7 +112,6 @@ def _check_same(runs: Sequence[_Run]) -> None:
 
 
 def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tuple[str, int], Path]:
-    """The folder of every trial of ``experiment``."""
     trials: dict[tuple[str, int], Path] = {}
     twice, unfinished, rounds = [], [], experiment["rounds"]
     for run in runs:
@@ -140,7 +136,6 @@ def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tup
 
 
 def _copy_own_code(run: Path, out: Path) -> None:
-    """Copy the files of the user's own methods, network and metrics."""
     for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*"), *run.glob("metrics/*")]:
         target = out / path.relative_to(run)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,6 @@ class Progress:
         self._pace[label] = seconds - self._more
 
     def _show(self, done: Round, *, is_due: bool) -> None:
-        """Show the results of a round in the bar, and on a line if one is due."""
         assert self._stage is not None
         stage, loss = self._stage, "-" if done.train_loss is None else f"{done.train_loss:.3f}"
         scores = _scores(self._evaluations, stage.metric)
@@ -184,7 +183,6 @@ class Progress:
             self._say_stage(f"{number}{clients}, loss {loss}{results}")
 
     def _say_stage(self, text: str) -> None:
-        """One line about the trial that runs, with how much of the run is done."""
         assert self._stage is not None
         share = 1 - sum(self._left.values()) / max(1, self._total)
         left = self._time_left(lambda seconds: f", about {in_words(seconds)} left")

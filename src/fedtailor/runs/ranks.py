@@ -76,7 +76,6 @@ def follow_trials(inputs: Inputs, group: ProcessGroup) -> None:
 
 
 def _fingerprint(inputs: Inputs) -> dict[str, Any]:
-    """What has to be the same on all ranks."""
     weights = blake2b()
     model = inputs.backbone(inputs.experiment.seeds[0]).model
     for value in model.state_dict().values():

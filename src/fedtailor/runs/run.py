@@ -168,7 +168,6 @@ def _load(
     *,
     anew: bool,
 ) -> tuple[Inputs, torch.device]:
-    """Load what an experiment names; what takes no time is checked before."""
     is_leader = group is None or group.is_leader
     device_of(experiment.engine)
     objective = (
@@ -251,7 +250,6 @@ def _run_trial(
     on_round: OnRound | None,
     leader: LeadingRank | None,
 ) -> None:
-    """Run the rounds that are left."""
     plan, method, federation = inputs.experiment.plan, trial.method, trial.federation
     store, start = trial.store, None
     if inputs.experiment.start_from.run is not None and not store.has_begun:

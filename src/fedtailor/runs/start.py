@@ -145,7 +145,6 @@ def check_starts(
 def _not_begun(
     experiment: Experiment, out: Path, trials: Sequence[tuple[int, str]], *, anew: bool
 ) -> list[tuple[int, str]]:
-    """The ``trials`` that will begin with the states of another run."""
     if experiment.start_from.run is None:
         return []
     folders = {(s, label): trial_folder(out, label, s) for s, label in trials}

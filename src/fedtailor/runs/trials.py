@@ -141,7 +141,6 @@ def _result(trial: TrialRun) -> str:
 
 
 def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
-    """What the progress has to know of a trial."""
     federation, plan = trial.federation, experiment.plan
     clients = {
         "train": len(draw_cohort(trial.method, federation, plan, 1)),

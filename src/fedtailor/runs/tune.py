@@ -197,7 +197,6 @@ def _values(where: str, content: Any) -> tuple[Any, ...] | Range:
 
 
 def _with(experiment: Experiment, label: str, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment of one method alone, with its fields changed."""
     nested: dict[str, Any] = {}
     for key, value in settings.items():
         set_dotted(nested, key, value)
@@ -206,7 +205,6 @@ def _with(experiment: Experiment, label: str, settings: Mapping[str, Any]) -> Ex
 
 
 def _is_whole(experiment: Experiment, label: str, key: str, values: Range) -> bool:
-    """Whether the method's field takes whole numbers alone."""
     between = values.low + min(0.5, (values.high - values.low) / 2)
     try:
         _with(experiment, label, {key: between})

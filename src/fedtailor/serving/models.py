@@ -24,7 +24,6 @@ class Models:
     _states: OrderedDict[str, Params] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        """Find the names."""
         names = self.trained.data.get("names") or map(str, range(self.trained.data["clients"]))
         self.clients = [*names, *self.trained.joined]
         self.run = self.trained.run.resolve().name

@@ -184,7 +184,6 @@ class FileStates(StoredStates):
         self._staged, self._adopted = set(), frozenset()
 
     def _save_best_rows(self, number: int) -> None:
-        """Copy what will be overwritten for the first time since the best round."""
         best = self._open_best(number)
         changed = self._not_kept()
         for client in changed:
@@ -203,7 +202,6 @@ class FileStates(StoredStates):
         return self._best
 
     def _copy(self, client: int) -> Params:
-        """The client's row in the best round's file."""
         state = self._without_flag(self._file, client)
         return {**_as_rows(state), KEPT: _flag(HERE if state else NOWHERE)}
 

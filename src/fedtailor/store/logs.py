@@ -38,7 +38,6 @@ def read_log(
 
 
 def _check_lengths(line: DataclassInstance, source: str) -> None:
-    """Raise InputError where a line of a log has another number of values than clients."""
     if isinstance(line, RoundLine):
         check_results(line.losses, len(line.cohort), f"{source}: losses")
         check_results(line.steps, len(line.cohort), f"{source}: steps")

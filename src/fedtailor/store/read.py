@@ -260,7 +260,6 @@ def _read_partition(run: Path, seed: int) -> Partition:
 
 
 def _check_clients(trial: Trial, clients: int) -> None:
-    """Raise InputError where a line names a client twice, or one that is unknown."""
     named = {
         ("history", "cohort"): [line.cohort for line in trial.history],
         ("clients", "clients"): [result.clients for result in trial.evaluations],

@@ -100,7 +100,6 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
 def _trials(
     experiment: Mapping[str, Any], out: Path, label: str | None, seed: int | None
 ) -> Iterator[_Trial]:
-    """What has a committed round, of these methods and seeds."""
     asynchronous = experiment.get("cohort", {}).get("buffer") is not None
     for name in [one["label"] for one in experiment["methods"]] if label is None else [label]:
         for number in experiment["seeds"] if seed is None else [seed]:
@@ -111,8 +110,6 @@ def _trials(
 
 @dataclass(frozen=True)
 class _Trial:
-    """One method with one seed, in a folder."""
-
     folder: Path
     label: str
     seed: int
@@ -121,7 +118,6 @@ class _Trial:
 
     @property
     def title(self) -> str:
-        """What it is called in a log."""
         return f"{self.label}, seed {self.seed}"
 
     def problem(self) -> str | None:
@@ -190,7 +186,6 @@ class _Trial:
             write_commit(folder, replace(store.last, checksums=checksums))
 
     def _logs(self) -> dict[str, bytes]:
-        """The lines of each log up to the best round."""
         logs = {}
         for log in LOGS:
             path = self.folder / f"{log}.jsonl"

@@ -336,7 +336,6 @@ def _require_accepted(
 def _require_near(
     a: Sequence[float | None], b: Sequence[float | None], tolerance: float, what: str
 ) -> None:
-    """Raise CheckFailedError unless two lists are equal up to ``tolerance``; None equals None."""
     one, other = (
         torch.tensor([math.nan if x is None else x for x in values], dtype=torch.float64)
         for values in (a, b)

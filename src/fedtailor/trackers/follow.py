@@ -108,7 +108,6 @@ class _Feed:
         self._is_new = False  # whether anything was added to it
 
     def take(self, trial: TrackedTrial) -> None:
-        """Give the tracker what is new of a trial."""
         had_ended = trial.has_ended
         points = trial.points()
         if points and (self._trial is not trial or self._key != trial.key):
@@ -129,7 +128,6 @@ class _Feed:
             self.close()
 
     def close(self) -> None:
-        """Close the trial that is open."""
         trial, self._trial = self._trial, None
         if trial is not None:
             is_done = trial.has_ended or trial.commit.stopped

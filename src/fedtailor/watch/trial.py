@@ -87,7 +87,6 @@ class FollowedTrial:
         )
 
     def _curve(self, name: str) -> dict[int, float]:
-        """A value by round, where it is known."""
         return {number: of[name] for number, of in self._points.items() if name in of}
 
     def state(self, *, is_current: bool, is_running: bool) -> TrialState:

@@ -75,7 +75,6 @@ def _legend(labels: Sequence[str], look: Json) -> Json:
 def _by(
     labels: Sequence[str], legend: Json | None = None, look: Sequence[Any] | None = None
 ) -> Json:
-    """Tell methods apart by their colour, or by their ``look``."""
     scale: Json = {"domain": list(labels)}
     if look is not None:
         turns = (k + k // len(COLOURS) for k in range(len(labels)))  # colours repeat, looks do not
