@@ -160,7 +160,8 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
     plan, task = inputs.experiment.plan, inputs.task(trial.method, trial.seed)
     first = method.init_client(task, 0, random.key(trial.seed, "client", 0))
     best = store.last.best_round if store.last.best else 0
-    states = RemoteStates.after(_cohorts(store), best, bool(first))
+    cohorts = [(line.round, list(line.cohort)) for line in store.history()]
+    states = RemoteStates.after(cohorts, best, bool(first))
     chain = upload_chain(method, task, federation, plan)
     names, experiment = _names(store), digest(inputs.experiment)
     before = tuple(zip(names.before, names.up_to, strict=True))
@@ -243,10 +244,6 @@ def _clients_with_model(trial: TrialRun) -> set[int]:
         return set()
     models = record(ClientsOfRound, about, f"{path}: models")
     return set(models.clients if models.round == trial.store.last.best_round else ())
-
-
-def _cohorts(store: TrialStore) -> list[tuple[int, list[int]]]:
-    return [(line.round, list(line.cohort)) for line in store.history()]
 
 
 def _names(store: TrialStore) -> FlowerRecord:

@@ -36,18 +36,15 @@ def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint = _hints(kind)[name]
+    hint, key = _hints(kind)[name], f"{where}.{name}".lstrip(".")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
-            raise InputError(
-                f"{where}.{name}".lstrip(".") + f" must be a table, got {brief(value)}"
-            )
+            raise InputError(f"{key} must be a table, got {brief(value)}")
         return value
     if (entry := _entry(hint)) is not None:
-        return _entries(entry, value, f"{where}.{name}".lstrip("."))
+        return _entries(entry, value, key)
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
-    key = f"{where}.{name}".lstrip(".")
     for one in value if isinstance(value, list | tuple) else (value,):
         if isinstance(one, bool) and hint is not bool:
             raise InputError(f"{key} = {str(one).lower()}: it must not be true or false")
