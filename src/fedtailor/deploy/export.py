@@ -69,9 +69,8 @@ def _client(
     data = [path for folder in folders if (path := folder / "data.json").is_file()]
     if data:
         newest = max(data, key=lambda path: path.stat().st_mtime)
-        own = (
-            read_data_manifest(newest).get("names") or []
-        )  # written before a site was added: fewer
+        # fewer if written before a site was added
+        own = read_data_manifest(newest).get("names") or []
         names = [own[k] if own[k:] and own[k] else name for k, name in enumerate(names)]
     allowed = ", ".join(f"{k} ({names[k]})" for k in clients)
     if client is None and len(clients) > 1:
