@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 
 from fedtailor.errors import InputError
 from fedtailor.layers.activation_patterns import Gates, MaxPool, Smooth
+from fedtailor.methods.fedsq import _packed, _unpacked
 
 
 class Net(nn.Module):
@@ -70,11 +71,16 @@ SMOOTH: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 ALL = {**PIECEWISE, **SMOOTH}
 
 
+def gates_of(model: nn.Module, smooth: Smooth, pool: MaxPool) -> Gates:
+    trained = [n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad]
+    return Gates(model, trained, smooth, pool)
+
+
 def gated(
     activation: Callable[[Tensor], Tensor], smooth: Smooth = "first-order", pool: MaxPool = "own"
 ) -> tuple[nn.Module, Gates]:
     model = (activation if isinstance(activation, Net) else Net(activation)).eval()
-    return model, Gates(model, smooth, pool)
+    return model, gates_of(model, smooth, pool)
 
 
 def run(model: nn.Module, gates: Gates, state: dict[str, Tensor], x: Tensor = X) -> Tensor:
@@ -84,7 +90,7 @@ def run(model: nn.Module, gates: Gates, state: dict[str, Tensor], x: Tensor = X)
         with torch.no_grad():
             model(x)
 
-    gates.replay({}, structural)
+    gates.replay([], structural)
     return torch.func.functional_call(model, state, (x,))
 
 
@@ -161,7 +167,7 @@ def test_the_hard_mask_of_gelu_starts_up_to_0_17_away() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.GELU())
     nn.init.ones_(model[0].weight)
     nn.init.zeros_(model[0].bias)
-    gates = Gates(model, "mask", "own")
+    gates = gates_of(model, "mask", "own")
     z = torch.linspace(-8, 8, 100_001)[:, None]
     gap = run(model, gates, dict(model.named_parameters()), z) - F.gelu(z)
     assert gap.abs().max().item() == pytest.approx(0.17, abs=0.001)
@@ -201,7 +207,7 @@ def bend(kind: MaxPool, dims: int, pool: Callable[[Tensor], Tensor]) -> float:
         torch.manual_seed(3)
         model, x = Pooled(pool, dims), torch.randn(4, 1, *[7] * dims)
         step = torch.randn(model.conv.weight.shape)
-    gates = Gates(model, "first-order", kind)
+    gates = gates_of(model, "first-order", kind)
     start = {n: p.detach() for n, p in model.named_parameters()}
     assert run(model, gates, start, x).equal(model(x))
     a, b, c = (
@@ -220,7 +226,7 @@ def test_a_structural_pool_makes_the_network_affine_in_a_layers_weights(name: st
 def test_several_clients_at_once() -> None:
     for kind in ("own", "structural"):
         model = Pooled(nn.MaxPool2d(2), 2)
-        gates = Gates(model, "first-order", kind)  # type: ignore[arg-type]
+        gates = gates_of(model, "first-order", kind)  # type: ignore[arg-type]
         states = [moved(model), {n: -v for n, v in moved(model).items()}]
         xs = torch.randn(2, 4, 1, 7, 7)
         stacked = {n: torch.stack([s[n] for s in states]) for n in states[0]}
@@ -232,14 +238,14 @@ def test_several_clients_at_once() -> None:
 def test_nothing_is_gated_below_the_first_trained_layer() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2))
     model[0].requires_grad_(False)
-    gates = Gates(model, "first-order", "own")
+    gates = gates_of(model, "first-order", "own")
     state = {n: p.detach() for n, p in model.named_parameters()}
     with gates.comparing() as agreement:
         run(model, gates, state)
     assert len(agreement) == 1
     model, gates = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), None
     model[0].requires_grad_(False)
-    gates = Gates(model, "first-order", "own")
+    gates = gates_of(model, "first-order", "own")
     passes = 0
 
     def structural() -> None:
@@ -248,7 +254,7 @@ def test_nothing_is_gated_below_the_first_trained_layer() -> None:
         model(X)
 
     for _ in range(3):
-        gates.replay({}, structural)
+        gates.replay([], structural)
         model(X)
     assert passes == 1  # with nothing to gate there is nothing to ask for
 
@@ -302,7 +308,7 @@ def test_a_recurrent_layer_is_refused() -> None:
             return self.rnn(x[:, None])[0]
 
     model = Recurrent()
-    gates = Gates(model, "first-order", "own")
+    gates = gates_of(model, "first-order", "own")
     state = dict(model.named_parameters())
     with pytest.raises(InputError, match="can't gate 'gru' in GRU"):
         run(model, gates, state)
@@ -354,13 +360,13 @@ def test_what_is_packed_gates_without_a_structural_pass() -> None:
     for activation, pool in ((nn.ReLU6(), "own"), (nn.LeakyReLU(), "own"), (None, "structural")):
         model = Net(activation) if activation is not None else Pooled(nn.MaxPool2d(2), 2)
         x = X if activation is not None else torch.randn(4, 1, 7, 7)
-        gates = Gates(model, "first-order", pool)  # type: ignore[arg-type]
+        gates = gates_of(model, "first-order", pool)  # type: ignore[arg-type]
         with gates.recording():
             model(x)
-        packed = gates.pack()
+        packed = _packed(gates.tape)
         assert {v.dtype for v in packed.values()} <= {torch.uint8, torch.int32}
         state = moved(model)
-        gates.replay(packed, lambda: pytest.fail("the structural pass ran"))
+        gates.replay(_unpacked(packed), lambda: pytest.fail("the structural pass ran"))
         got = torch.func.functional_call(model, state, (x,))
         assert got.equal(run(model, gates, state, x))
 
@@ -369,4 +375,4 @@ def test_a_smooth_activation_is_not_packed() -> None:
     model, gates = gated(nn.GELU())
     with gates.recording():
         model(X)
-    assert gates.pack() == {}
+    assert _packed(gates.tape) == {}

@@ -7,8 +7,8 @@ from torch import nn
 
 from fedtailor.errors import InputError
 from fedtailor.layers.block_sparse.blocks import Blocks
+from fedtailor.layers.gate_input import GateInput
 from fedtailor.layers.gating import (
-    GateInput,
     GatingLayer,
     Moments,
     SwitchableNorm,

@@ -1,13 +1,14 @@
 """Activation patterns: recorded in one forward pass of a model, replayed in another.
 
 Of a piecewise-linear activation the pattern is the piece that each element is on, of a smooth one
-the point at which it is linearised, and of a max-pool the places of the maxima.
+the point at which it is linearised, and of a max-pool the places of the maxima. Exports take this
+file along.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,10 +18,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InputError
-from ..params import Params, strip_prefix
-from ..task.step import StepModule
-from ..task.surgery import replace
-from ..torch_private import leaves
 from .activations import (
     IN_PLACE,
     PIECEWISE,
@@ -32,16 +29,15 @@ from .activations import (
     clamp,
     tangent,
 )
-from .masks import pack_bits, unpack_bits
 
 Smooth = Literal["first-order", "mask"]
 
 MaxPool = Literal["own", "structural"]
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    """``[b, ...]`` as ``[b, n]``; token sequences ``[b, L, d]`` keep L, which batches pad."""
-    return x if x.dim() == 3 else x.flatten(1)
+Entry = tuple[Tensor | Callable[[Tensor], Tensor], ...]
+"""Of an activation: its pieces, bool of its shape, or functions that make them for its input; the
+point at which it is linearised; or the indices of maxima."""
 
 
 class Gates(nn.Module):
@@ -53,29 +49,40 @@ class Gates(nn.Module):
 
     Args:
         model: the root module; hooks are added to it in place.
+        trained: the paths of modules with a trained parameter.
         smooth: how a smooth activation that resembles ReLU is gated. ``first-order``: by its
             tangent at the recorded point; ``mask``: as if it were ReLU.
         max_pool: ``own``: a max-pool takes its own maxima; ``structural``: those of the recorded
             pass.
+        apart: kinds of modules that are not looked into: they may run other code in training than
+            in evaluation.
     """
 
-    def __init__(self, model: nn.Module, smooth: Smooth, max_pool: MaxPool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Iterable[str],
+        smooth: Smooth,
+        max_pool: MaxPool,
+        apart: tuple[type[nn.Module], ...] = (),
+    ) -> None:
         super().__init__()
         self.smooth, self.max_pool = smooth, max_pool
         self.mode: Literal["idle", "record", "replay"] = "idle"
         self.reached = False  # whether this pass has come to the first trained module
         self.paused = False
-        self.tape: list[tuple[Tensor, ...]] = []  # by activation: pieces, z, or indices
+        self.tape: list[Entry] = []  # by activation
         self.tape_is_empty = False  # whether a recording met no activation
         self._agreement: list[Tensor] | None = None
         self._real: Tensor | None = None
         self._position = 0  # on the tape
         self._intercept = _Intercept(self)
-        trained = (n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad)
-        self._unhooked: tuple[str, ...] = tuple(dict.fromkeys(trained))  # trained modules' paths
+        self._unhooked = tuple(dict.fromkeys(trained))
+        self._apart = apart
         for path, module in list(model.named_modules()):
             if type(module).__module__ == "transformers.activations":
-                replace(model, path, _WrappedActivation(module, self))
+                parent, _, name = path.rpartition(".")
+                setattr(model.get_submodule(parent), name, _WrappedActivation(module, self))
         model.register_forward_pre_hook(self._begin_pass)
         model.register_forward_hook(self._end_pass, always_call=True)
 
@@ -94,14 +101,10 @@ class Gates(nn.Module):
         finally:
             self.mode = "idle"
 
-    def replay(self, packed: Params, run: Callable[[], object]) -> None:
-        """Replay a pattern in the next forward pass.
-
-        Args:
-            packed: the pattern, as `pack` returned it; other tensors are ignored.
-            run: makes the forward pass whose pattern is recorded where ``packed`` has none.
-        """
-        self._unpack(packed)
+    def replay(self, tape: list[Entry], run: Callable[[], object]) -> None:
+        """Replay a pattern, the ``tape``, in the next forward pass; of an empty one the pattern of
+        the pass that ``run`` makes."""
+        self.tape = tape
         if not self.tape and not self.tape_is_empty:
             with self.recording():
                 run()
@@ -125,7 +128,7 @@ class Gates(nn.Module):
             for path in self._unhooked:
                 model.get_submodule(path).register_forward_pre_hook(self._reach)
             for module in model.modules():
-                if isinstance(module, StepModule):
+                if isinstance(module, self._apart):
                     module.register_forward_pre_hook(self._pause)
                     module.register_forward_hook(self._resume)
             self._unhooked = ()
@@ -138,7 +141,7 @@ class Gates(nn.Module):
         self.reached = self.mode != "idle"
 
     def _pause(self, module: nn.Module, inputs: Any) -> None:
-        self.paused = True  # it may run other code in training than in evaluation
+        self.paused = True
 
     def _resume(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.paused = False
@@ -155,8 +158,7 @@ class Gates(nn.Module):
     ) -> Any:
         """The value of ``function(z, *rest, **options)`` in this pass."""
         if name in UNGATED:
-            inputs = leaves((z, rest, options))
-            if self.mode == "replay" and any(getattr(x, "requires_grad", False) for x in inputs):
+            if self.mode == "replay" and _is_trained((z, rest, *options.values())):
                 raise InputError(_cannot_gate(name))
             return function(z, *rest, **options)
         if not (isinstance(z, Tensor) and z.is_floating_point()):
@@ -193,7 +195,7 @@ class Gates(nn.Module):
             value, slope = tangent(phi, start)
             self._compare(lambda: (z > 0,), (start > 0,))
             return value + slope * (z - start)
-        piece = tuple(_from_bits(e, z) if e.dtype == torch.uint8 else e for e in entry)
+        piece = tuple(e(z) if callable(e) else e for e in entry)
         self._compare(lambda: pieces.find(z), piece)
         return pieces.apply(z, piece)
 
@@ -209,7 +211,7 @@ class Gates(nn.Module):
             h = z.flatten(axis).gather(-1, indices.flatten(axis).long()).view(indices.shape)
         return h if name == base else (h, indices)
 
-    def _next(self) -> tuple[Tensor, ...]:
+    def _next(self) -> Any:
         self._position += 1
         return self.tape[self._position - 1]
 
@@ -223,31 +225,11 @@ class Gates(nn.Module):
         else:
             self._agreement.append(same.mean())
 
-    def pack(self) -> Params:
-        """The recorded pattern as bits and indices ``[b, ...]``; empty if a smooth activation is
-        in it, whose pattern would be as large as the activation."""
-        if any(value.is_floating_point() for entry in self.tape for value in entry):
-            return {}
-        return {
-            f"gate{position}.{number}": _to_bits(value) if value.dtype == torch.bool
-            else value.int()
-            for position, entry in enumerate(self.tape)
-            for number, value in enumerate(entry)
-        }  # fmt: skip
 
-    def _unpack(self, packed: Params) -> None:
-        self.tape = []
-        while entry := strip_prefix(packed, f"gate{len(self.tape)}."):
-            self.tape.append(tuple(entry[str(number)] for number in range(len(entry))))
-
-
-def _to_bits(mask: Tensor) -> Tensor:
-    return pack_bits(_as_rows(mask))
-
-
-def _from_bits(bits: Tensor, like: Tensor) -> Tensor:
-    """The mask, of the shape of ``like``."""
-    return unpack_bits(bits, _as_rows(like).shape[-1]).reshape(like.shape)
+def _is_trained(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_is_trained, value))
+    return getattr(value, "requires_grad", False)
 
 
 class _Intercept(TorchFunctionMode):

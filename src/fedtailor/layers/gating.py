@@ -9,30 +9,18 @@ first half of the linear layer's outputs belongs to M, the second to G.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..errors import InputError
 from ..params import Batch, Params
-from ..task.backbone import Backbone
 from ..task.batch_norm import FunctionalBatchNorm
 from ..task.step import StepModule
 from ..task.task import Task
 from .block_sparse.blocks import Blocks
-
-
-def average(x: Tensor, real: Tensor | None) -> Tensor:
-    """The mean over the real positions, ``[b, C, 1]``."""
-    if real is None:
-        return x.mean(2, keepdim=True)
-    count = real.sum(1).clamp(min=1)
-    return (x @ real[:, :, None]) / count[:, None, None]
+from .gate_input import GateInput, average, mixed, moments
 
 
 class Moments(StepModule):
@@ -53,17 +41,8 @@ class Moments(StepModule):
         self, x: Tensor, real: Tensor | None, weight: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """``real`` ``[b, P]`` (None: all) and ``weight`` ``[b]`` are 0 for padding."""
-        if real is None:
-            count = torch.full_like(weight, x.shape[2])
-            mean = x.mean(2)  # [b, C]
-            var = (x - mean[:, :, None]).square().mean(2)  # much faster than torch.var_mean
-        else:
-            count = real.sum(1).clamp(min=1)
-            mean = (x * real[:, None]).sum(2) / count[:, None]
-            var = ((x - mean[:, :, None]).square() * real[:, None]).sum(2) / count[:, None]
+        count, mean, var, mean_ln, var_ln = moments(x, real)
         square = var + mean.square()
-        mean_ln = mean.mean(1, keepdim=True)
-        var_ln = (square.mean(1, keepdim=True) - mean_ln.square()).clamp(min=0)
         mean_bn, var_bn = self._of_batch(mean, square, count * weight)
         return [mean, mean_ln, mean_bn], [var, var_ln, var_bn]
 
@@ -96,12 +75,7 @@ class SwitchableNorm(nn.Module):
     def forward(self, means: list[Tensor], variances: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The scale and the shift of inputs ``[b, C, P]`` with these `Moments`, each
         ``[2, b, C]``."""
-        mean, var = (
-            torch.tensordot(
-                weight.softmax(1), torch.stack([m.expand_as(moments[0]) for m in moments]), 1
-            )
-            for weight, moments in ((self.mean_weight, means), (self.var_weight, variances))
-        )
+        mean, var = mixed(self.mean_weight, means), mixed(self.var_weight, variances)
         scale = torch.rsqrt(var + self.eps) * self.weight[:, None]
         return scale, self.bias[:, None] - mean * scale
 
@@ -118,66 +92,13 @@ class Affine(nn.Module):
         return x * self.weight + self.bias
 
 
-@dataclass(frozen=True)
-class GateInput:
-    """What a gating layer sees of a batch, by the kind of the model's first layer with weights.
-
-    ``path`` leads to that layer.
-    """
-
-    kind: Literal["tokens", "pictures", "vectors"]
-    path: str
-    channels: int
-    positions: int  # after pooling; 1 for tokens, which are averaged
-
-    @classmethod
-    def of(cls, backbone: Backbone, pool: int) -> GateInput:
-        for path, module in backbone.model.named_modules():
-            if isinstance(module, nn.Embedding):
-                return cls("tokens", path, module.embedding_dim, 1)
-            if isinstance(module, nn.Conv2d):
-                return cls("pictures", path, module.in_channels, pool * pool)
-            if isinstance(module, nn.Linear):
-                return cls("vectors", path, 1, module.in_features)
-        raise InputError(
-            f"the gate can't tell what {backbone.name!r} reads; its first layer with weights must "
-            f"be an nn.Embedding (tokens), an nn.Conv2d (pictures) or an nn.Linear (vectors)"
-        )
-
-
 def gate_input(task: Task, source: GateInput, batch: Batch) -> tuple[Tensor, Tensor | None]:
-    """What a gating layer sees of a batch, ``[b, C, P]``, and which positions are real, ``[b, P]``
-    (None: all).
-
-    Tokens are embedded as the model embedded them before any training. Raises InputError where the
-    batch holds no input of the kind and the size of ``source``."""
-    inputs = task.inputs(batch)
+    """What a gating layer sees of a batch, `GateInput.read`. Tokens are embedded as the model
+    embedded them before any training."""
+    embedding: Any = None
     if source.kind == "tokens":
-        vectors: Any = task.model.get_submodule(source.path)
-        real = batch["attention_mask"].flatten(1)  # one after the other if several sequences
-        x = F.embedding(inputs["input_ids"].reshape(real.shape), vectors.weight).mT
-        return x, real.to(x.dtype)
-    axes = 4 if source.kind == "pictures" else 2
-    fitting = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
-    if not fitting or not fitting[0].is_floating_point():
-        received = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in batch)
-        raise InputError(
-            f"pFedGate's gating layer reads {source.kind} for this model, and the batch has "
-            f"{received}; it takes tokens, pictures [b, C, H, W] and vectors [b, d]"
-        )
-    x = fitting[0]
-    if source.kind == "pictures":
-        side = math.isqrt(source.positions)
-        x = (x if x.shape[2:] == (side, side) else F.adaptive_avg_pool2d(x, side)).flatten(2)
-    else:
-        x = x[:, None]
-    if x.shape[1:] != (source.channels, source.positions):
-        raise InputError(
-            f"pFedGate's gating layer reads {source.kind} with {source.channels} channels and "
-            f"{source.positions} positions, and the batch has {tuple(fitting[0].shape[1:])}; all "
-            "clients need inputs of one size"
-        )
-    return x, None
+        embedding = task.model.get_submodule(source.path).weight
+    return source.read(task.inputs(batch), batch, embedding)
 
 
 class GatingLayer(StepModule):

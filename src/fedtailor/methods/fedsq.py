@@ -34,12 +34,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import random
-from ..layers.activation_patterns import Gates, MaxPool, Smooth
+from ..layers.activation_patterns import Entry, Gates, MaxPool, Smooth
+from ..layers.masks import pack_bits, unpack_bits
 from ..layers.parts import train_layers
 from ..method import Method, Portable
 from ..optim import ClientContext, Optimiser, train
 from ..params import CACHED, Batch, Params, add_prefix, pick, strip_prefix
 from ..task.backbone import Backbone, sequences
+from ..task.step import StepModule
 from ..task.task import Reparametrise, Task
 
 _GATES = "fedsq_gates"
@@ -66,7 +68,9 @@ class FedSQ(Method):
 
     def adapt(self, backbone: Backbone) -> nn.Module:
         model = train_layers(backbone, self.layers)
-        model.add_module(_GATES, Gates(model, self.smooth, self.max_pool))
+        trained = [n.rpartition(".")[0] for n, p in model.named_parameters() if p.requires_grad]
+        gates = Gates(model, trained, self.smooth, self.max_pool, apart=(StepModule,))
+        model.add_module(_GATES, gates)
         return model
 
     def check_batch(self, task: Task, batch: Batch) -> None:
@@ -99,7 +103,7 @@ class FedSQ(Method):
         gates = _gates(task)
         with gates.recording():
             task.pretrained_logits(batch)
-        return {**features, **gates.pack()}
+        return {**features, **_packed(gates.tape)}
 
     def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
         """``agreement`` ``[l]``: for each activation, the share of units where z_QK is on the piece
@@ -122,7 +126,42 @@ def _gated(task: Task) -> Reparametrise:
 
     def reparametrise(w_QK: Params, batch: Batch) -> Params:
         w_SK = partial(task.pretrained_logits, batch)
-        gates.replay(strip_prefix(batch, CACHED), w_SK)
+        gates.replay(_unpacked(strip_prefix(batch, CACHED)), w_SK)
         return w_QK
 
     return reparametrise
+
+
+def _packed(tape: Sequence[Entry]) -> Params:
+    """A pattern as bits and indices ``[b, ...]``; empty if a smooth activation is in it, whose
+    pattern would be as large as the activation."""
+    values = {
+        f"gate{position}.{number}": value
+        for position, entry in enumerate(tape)
+        for number, value in enumerate(entry)
+        if isinstance(value, Tensor)
+    }
+    if any(value.is_floating_point() for value in values.values()):
+        return {}
+    return {
+        name: pack_bits(_as_rows(value)) if value.dtype == torch.bool else value.int()
+        for name, value in values.items()
+    }
+
+
+def _unpacked(packed: Params) -> list[Entry]:
+    """The inverse of `_packed`; other tensors are ignored."""
+    tape: list[Entry] = []
+    while entry := strip_prefix(packed, f"gate{len(tape)}."):
+        parts = [entry[str(number)] for number in range(len(entry))]
+        tape.append(tuple(partial(_mask, x) if x.dtype == torch.uint8 else x for x in parts))
+    return tape
+
+
+def _mask(bits: Tensor, like: Tensor) -> Tensor:
+    return unpack_bits(bits, _as_rows(like).shape[-1]).reshape(like.shape)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """``[b, ...]`` as ``[b, n]``; token sequences ``[b, L, d]`` keep L, which batches pad."""
+    return x if x.dim() == 3 else x.flatten(1)

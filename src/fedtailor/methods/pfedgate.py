@@ -59,8 +59,8 @@ from ..layers.block_sparse.forward import adapted, select
 from ..layers.block_sparse.knapsack import greedy, knapsack
 from ..layers.block_sparse.layers import gate_rows, gated
 from ..layers.block_sparse.training import train_sparse
+from ..layers.gate_input import GateInput
 from ..layers.gating import (
-    GateInput,
     GatingLayer,
     batch_mean,
     gate_examples,
@@ -124,7 +124,7 @@ class PFedGate(Method):
         return self.min_sparsity
 
     def adapt(self, backbone: Backbone) -> nn.Module:
-        source = GateInput.of(backbone, self.pool)
+        source = GateInput.of(backbone.model, backbone.name, self.pool)
         model = train_only(backbone.model, lambda name: True)
         blocks = Blocks.of(model, self.blocks, self.first_share())
         if self.straight_through == "kept":

@@ -38,7 +38,8 @@ from torch import Tensor, nn
 
 from .. import random
 from ..errors import InputError
-from ..layers.gating import GateInput, average, gate_input
+from ..layers.gate_input import GateInput, average
+from ..layers.gating import gate_input
 from ..layers.lora import without_lora
 from ..method import FineTuning, Portable
 from ..optim import ClientContext, LearningRate, train
@@ -96,7 +97,7 @@ class PFedMoE(FineTuning):
                 f"model {backbone.name!r} has no recognised task head, which pfedmoe's experts "
                 f"share; name its modules in model.head"
             )
-        source = GateInput.of(backbone, self.pool)
+        source = GateInput.of(backbone.model, backbone.name, self.pool)
         model = super().adapt(backbone)
         gate = nn.Sequential(
             nn.Linear(source.channels * source.positions, self.hidden),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...layers.gate_input import GateInput, average
 from .base import Base, Batch
-from .gate_input import average, gate_input
 
 
 class Model(Base):
@@ -24,11 +24,11 @@ class Model(Base):
         return a[:, :1] * shared + a[:, 1:] * own
 
     def _weights(self, batch: Batch) -> Tensor:
-        about, gate, embedding = self.settings["gate_input"], self.part("gate"), None
-        if about["kind"] == "tokens":
-            embedding = self.network.get_parameter(about["path"] + ".weight")
-        x, real = gate_input(about, self.inputs(batch), batch, embedding)
-        if about["kind"] == "tokens":
+        source, gate, embedding = GateInput(**self.settings["gate_input"]), self.part("gate"), None
+        if source.kind == "tokens":
+            embedding = self.network.get_parameter(f"{source.path}.weight")
+        x, real = source.read(self.inputs(batch), batch, embedding)
+        if source.kind == "tokens":
             x = average(x, real)
         hidden = torch.relu(F.linear(x.flatten(1), gate["0.weight"], gate["0.bias"]))
         return torch.softmax(F.linear(hidden, gate["2.weight"], gate["2.bias"]), 1)

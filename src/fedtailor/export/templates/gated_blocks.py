@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...layers.block_sparse.knapsack import greedy, knapsack
+from ...layers.gate_input import GateInput, average, mixed, moments
 from .base import Base, Batch
-from .gate_input import average, gate_input
 
 
 class Model(Base):
@@ -51,9 +51,9 @@ class Model(Base):
 
     def _predicted(self, batch: Batch) -> Tensor:
         """M and G, ``[2, L]``."""
-        about = self.settings["gate_input"]
+        source = GateInput(**self.settings["gate_input"])
         embedding = self.tensors.get("/embedding")
-        x, real = gate_input(about, self.inputs(batch), batch, embedding)
+        x, real = source.read(self.inputs(batch), batch, embedding)
         vectors = x if embedding is None else average(x, real)
         gate = self.part("gate")
         if "norm.weight" in gate:
@@ -77,24 +77,11 @@ class Model(Base):
 def _normalisation(
     x: Tensor, real: Tensor | None, gate: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The scale and shift of a switchable normalisation, each ``[2, b, C]``: moments by instance,
-    layer and batch (running ones), mixed by learned weights."""
-    weight = torch.ones(len(x), x.shape[2]) if real is None else real  # [b, P]
-    count = weight.sum(1).clamp(min=1)[:, None]
-    mean = (x * weight[:, None]).sum(2) / count  # [b, C]
-    var = ((x - mean[:, :, None]).square() * weight[:, None]).sum(2) / count
-    mean_ln = mean.mean(1, keepdim=True)
-    square = (var + mean.square()).mean(1, keepdim=True)
-    var_ln = (square - mean_ln.square()).clamp(min=0)
-    means = (mean, mean_ln, gate["moments.running_mean"])
-    variances = (var, var_ln, gate["moments.running_var"])
-    mixed_mean, mixed_var = (
-        torch.tensordot(
-            gate[f"norm.{which}_weight"].softmax(1),
-            torch.stack([moment.expand_as(mean) for moment in moments]),
-            1,
-        )
-        for which, moments in (("mean", means), ("var", variances))
-    )
-    scale = torch.rsqrt(mixed_var + 1e-5) * gate["norm.weight"][:, None]
-    return scale, gate["norm.bias"][:, None] - mixed_mean * scale
+    """The scale and shift of a switchable normalisation, each ``[2, b, C]``; the moments by batch
+    are running ones."""
+    _, mean, var, mean_ln, var_ln = moments(x, real)
+    means = [mean, mean_ln, gate["moments.running_mean"]]
+    variances = [var, var_ln, gate["moments.running_var"]]
+    scale = torch.rsqrt(mixed(gate["norm.var_weight"], variances) + 1e-5)
+    scale = scale * gate["norm.weight"][:, None]
+    return scale, gate["norm.bias"][:, None] - mixed(gate["norm.mean_weight"], means) * scale
