@@ -134,7 +134,6 @@ def test_the_weights_are_observed_and_start_equal() -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (FedEM(components=0), "components = 0; allowed: 1 or more"),
         (FedEM(jitter=0), "jitter = 0 makes 3 equal copies"),
         (FedEM(jitter=0, trainable="lora"), "jitter = 0 makes 3 equal copies"),
     ],

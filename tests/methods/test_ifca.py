@@ -178,7 +178,6 @@ def test_the_portable_model_is_the_chosen_one_with_its_head() -> None:
     ("method", "message"),
     [
         (IFCA(clusters=6), "clusters = 6; allowed: 1 to the 5 clients"),
-        (IFCA(clusters=0), "clusters = 0; allowed: 1 to"),
         (IFCA(jitter=0), "jitter = 0 makes 2 equal copies"),
         (IFCA(jitter=0, trainable="lora"), "jitter = 0 makes 2 equal copies"),
     ],

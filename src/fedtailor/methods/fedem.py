@@ -60,10 +60,6 @@ class FedEM(FineTuning):
     components: Annotated[int, Gt(0), Le(1000)] = 3
     jitter: Annotated[float, Ge(0), Le(1e6)] = 0.1
 
-    def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if self.components < 1:
-            raise InputError(f"fedem: components = {self.components}; allowed: 1 or more")
-
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         if self.components > 1 and self.jitter == 0 and starts_from_copies(task):
             raise InputError(

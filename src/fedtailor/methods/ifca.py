@@ -64,7 +64,7 @@ class IFCA(FineTuning):
     jitter: Annotated[float, Ge(0), Le(1e6)] = 0.1
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if not 1 <= self.clusters <= num_clients:
+        if self.clusters > num_clients:
             raise InputError(
                 f"ifca: clusters = {self.clusters}; allowed: 1 to the {num_clients} clients"
             )

@@ -49,7 +49,7 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -102,7 +102,7 @@ class PFedGate(Method):
 
     min_batch_size: ClassVar[int] = 2
 
-    sparsity: Budget | tuple[Budget, ...] = 0.5
+    sparsity: Budget | Annotated[tuple[Budget, ...], MinLen(1)] = 0.5
     blocks: Annotated[int, Ge(2), Le(1000)] = 5
     min_sparsity: Annotated[float, Ge(0), Lt(1)] | None = None
     pre_norm: bool = True
@@ -120,7 +120,7 @@ class PFedGate(Method):
     def first_share(self) -> float:
         """s_min, the share of a parameter that its first block has."""
         if self.min_sparsity is None:
-            return 0.4 * min(entries_of(self.sparsity), default=0.5)
+            return 0.4 * min(entries_of(self.sparsity))
         return self.min_sparsity
 
     def adapt(self, backbone: Backbone) -> nn.Module:
@@ -143,8 +143,6 @@ class PFedGate(Method):
                 f"adaptation 'client' learns one set of gates a client; evaluation must be "
                 f"'client', not {self.evaluation!r}"
             )
-        if not entries_of(self.sparsity):
-            raise InputError("sparsity is an empty list; give one number, or one or more in a list")
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
         blocks = gated_blocks(task)

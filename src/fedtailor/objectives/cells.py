@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import InputError
+
 _DECIMAL_COMMA = re.compile(r"[+-]?([0-9]{1,3}([.\s][0-9]{3})+|[0-9]+),[0-9]+")  # 1.234,5
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")  # 1,234.5
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.\s][0-9]{3})+(,[0-9]+)?")
@@ -32,6 +34,19 @@ class Cells:
         if self.numbers is not None:
             return int(self.numbers[row])
         return 1 + (row if row < self.num_train else row - self.num_train)
+
+    def check_known(self, known: Sequence[Any], what: str, hint: str = "") -> None:
+        """Raise InputError where none of a split's rows has ``what`` is needed, as ``known`` says
+        of each; the message ends with a ``hint``."""
+        for split, some in (
+            ("training", known[: self.num_train]),
+            ("test", known[self.num_train :]),
+        ):
+            if len(some) and not any(some):
+                raise InputError(
+                    f"{self.place}: no row of the {split} split has {what}; name another column"
+                    f"{hint}"
+                )
 
 
 def is_blank(value: Any) -> bool:

@@ -242,12 +242,7 @@ class Classification(Objective):
             check_labels(cells.place, labels)
         if not source_classes:
             labels = [label if label in classes else trimmed(label) for label in labels]
-        train, test = labels[: cells.num_train], labels[cells.num_train :]
-        for split, values in (("training", train), ("test", test)):
-            if len(values) and all(map(is_blank, values)):
-                raise InputError(
-                    f"{cells.place}: no row of the {split} split has a label; name another column"
-                )
+        cells.check_known([not is_blank(label) for label in labels], "a label")
         numbers, names = numbered(cells, labels, classes)
         return Targets(numbers, numbers >= 0, names)
 

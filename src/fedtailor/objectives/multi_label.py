@@ -244,15 +244,8 @@ class MultiLabel(Objective):
         between = _separator(cells.values, classes)
         lists = [_labels(cells, row, between, classes) for row in range(len(cells.values))]
         known = np.array([one is not None for one in lists], bool)
-        for split, some in (
-            ("training", slice(cells.num_train)),
-            ("test", slice(cells.num_train, None)),
-        ):
-            if len(known[some]) and not known[some].any():
-                raise InputError(
-                    f"{cells.place}: no row of the {split} split has labels; name another column "
-                    "(a row without any label has an empty list, [])"
-                )
+        hint = " (a row without any label has an empty list, [])"
+        cells.check_known(known, "labels", hint)
         if all(is_blank(cell) or flag(cell) is not None for cell in cells.values):
             raise InputError(
                 f"{cells.place} says 0 or 1, or no or yes, of one label; the task {self.name!r} "

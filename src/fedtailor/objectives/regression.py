@@ -185,14 +185,7 @@ class Regression(Objective):
         cells = replace(cells, values=with_points(cells.values))
         values = np.array([_number(cells, row) for row in range(len(cells.values))])
         known = ~np.isnan(values)
-        for split, some in (
-            ("training", slice(cells.num_train)),
-            ("test", slice(cells.num_train, None)),
-        ):
-            if len(values[some]) and not known[some].any():
-                raise InputError(
-                    f"{cells.place}: no row of the {split} split has a number; name another column"
-                )
+        cells.check_known(known, "a number")
         train = values[: cells.num_train][known[: cells.num_train]]
         scale = float(train.mean()), float(train.std())
         return Targets(np.where(known, values, 0.0), known, scale=scale)

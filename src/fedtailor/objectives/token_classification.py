@@ -199,11 +199,7 @@ class TokenClassification(Objective):
                 )
         known = np.array([bool(tags) for tags in rows], bool)
         n = cells.num_train
-        for split, of_split in (("training", known[:n]), ("test", known[n:])):
-            if len(of_split) and not of_split.any():
-                raise InputError(
-                    f"{cells.place}: no row of the {split} split has tags; name another column"
-                )
+        cells.check_known(known, "tags")
         sizes = np.array([len(tags or ()) for tags in rows], np.int64)
         numbers = [cells.row_number(row) for row in range(len(rows))]
         flat = Cells(

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...errors import InputError
 from ...params import Params
 from ...stacked import weighted_sum
 
@@ -30,17 +29,9 @@ def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
         B sizes that add up to ``numel``; the last may be smaller, and small parameters have empty
         blocks.
 
-    Raises:
-        InputError: a number out of range.
-
     >>> block_sizes(100, 5, 0.1)
     [10, 23, 23, 23, 21]
     """
-    if numel < 0 or blocks < 2 or not 0 <= min_sparsity <= 1:
-        raise InputError(
-            f"can't cut {numel} values into {blocks} blocks with min_sparsity {min_sparsity}; "
-            f"allowed: at least 0 values, at least 2 blocks, min_sparsity from 0 to 1"
-        )
     first = math.floor(numel * min_sparsity)
     size = -(-(numel - first) // (blocks - 1))
     ends = [min(numel, first + size * number) for number in range(blocks)]

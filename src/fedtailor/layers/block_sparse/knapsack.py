@@ -7,8 +7,6 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...errors import InputError
-
 Bool = NDArray[np.bool_]
 
 Floats = NDArray[np.float64]
@@ -30,13 +28,10 @@ def knapsack(
             says so.
         sizes: W ``[L]``, non-negative integers.
         capacity: the largest sum of the kept blocks' sizes.
-        always: bool ``[L]``, blocks that are kept in any case; None: none.
+        always: bool ``[L]``, blocks that are kept in any case, for which there is room; None: none.
 
     Returns:
         bool ``[L]``; of equally good solutions one of the smallest.
-
-    Raises:
-        InputError: the blocks that are always kept exceed the capacity.
 
     >>> knapsack([0.9, 0.5, 0.5], [5, 3, 3], 6)
     array([False,  True,  True])
@@ -64,18 +59,7 @@ def _checked(
     """Importances, sizes, the blocks that are always kept, and the room that they leave."""
     G, W = np.asarray(importance, dtype=np.float64), np.asarray(sizes, dtype=np.int64)
     kept = np.zeros(len(W), dtype=bool) if always is None else np.array(always, dtype=bool)
-    if not G.shape == W.shape == kept.shape:
-        raise InputError(
-            f"{G.size} importances, {W.size} sizes and {kept.size} blocks that are always kept; "
-            f"there must be one of each a block"
-        )
-    room = math.floor(capacity) - int(W[kept].sum())
-    if room < 0:
-        raise InputError(
-            f"capacity {capacity} is below {int(W[kept].sum())}, the size of the blocks that are "
-            f"always kept"
-        )
-    return np.nan_to_num(G), W, kept, room
+    return np.nan_to_num(G), W, kept, math.floor(capacity) - int(W[kept].sum())
 
 
 def _by_ratio(G: Floats, W: Ints) -> Ints:
