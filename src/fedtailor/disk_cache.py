@@ -6,6 +6,7 @@ A folder of the cache appears when it is complete, so that no reader sees half o
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,12 @@ from .temporary_folder import temporary_folder
 def cache_dir() -> Path:
     """Return the cache's folder: ``$FEDTAILOR_CACHE``, or ``~/.cache/fedtailor``."""
     return Path(os.environ.get("FEDTAILOR_CACHE") or Path("~/.cache/fedtailor").expanduser())
+
+
+def package_folder(name: str) -> Path | None:
+    """Return where an installed package lies, which is not imported; None: it is not there."""
+    spec = importlib.util.find_spec(name)
+    return next((Path(folder) for folder in (spec and spec.submodule_search_locations) or ()), None)
 
 
 def hash_of(head: bytes, parts: Iterable[bytes]) -> str:

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import InputError, brief
-from .layers.lora import (
-    Alpha,
-    Rank,
-    base_params,
-    lora_factors,
-    lora_magnitudes,
-    without_lora,
-)
+from .layers.lora import Alpha, Rank, base_params, lora_factors, lora_magnitudes, without_lora
 from .layers.trainable import Trainable, choose_trainable
 from .optim import ClientContext, Optimiser, train
 from .params import Batch, Params, pick

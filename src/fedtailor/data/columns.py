@@ -245,10 +245,7 @@ def of_flags(columns: Mapping[str, Sequence[Any]]) -> list[list[int] | None]:
 
 
 def _input_columns(
-    features: Mapping[str, Any],
-    config: DataConfig,
-    objective: Objective,
-    taken: set[str | None],
+    features: Mapping[str, Any], config: DataConfig, objective: Objective, taken: set[str | None]
 ) -> tuple[str, ...]:
     """The one or two columns that the model reads; ``taken`` have another role."""
     if config.image is not None:
@@ -304,12 +301,7 @@ def named_pair(
     return dict(zip(("text", "text_pair"), found, strict=False))
 
 
-def _find(
-    features: Mapping[str, Any],
-    role: str,
-    name: str | None,
-    usual: Sequence[str],
-) -> str:
+def _find(features: Mapping[str, Any], role: str, name: str | None, usual: Sequence[str]) -> str:
     free = (one for one in OBJECTIVES.values() if not (one.reads_targets or one.compares))
     without = [repr(one.name) for one in free]
     hint = f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
@@ -317,11 +309,7 @@ def _find(
 
 
 def find_column(
-    columns: Sequence[str],
-    name: str | None,
-    usual: Sequence[str],
-    option: str,
-    hint: str = ";",
+    columns: Sequence[str], name: str | None, usual: Sequence[str], option: str, hint: str = ";"
 ) -> str:
     """Return the column called ``name``; None: the first one with a ``usual`` name. ``option`` is
     what the user can set, and ``hint`` what else a message says. Raises InputError where there is

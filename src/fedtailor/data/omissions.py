@@ -16,25 +16,10 @@ Indices = NDArray[np.int64]
 _SHORT = 3  # clients that the short sentence names
 
 Kind = Literal[
-    "client-blanks",
-    "label-blanks",
-    "labels-split",
-    "no-label",
-    "label-like-none",
-    "no-row-of-class",
-    "no-text",
-    "cut-text",
-    "no-end",
-    "repeated",
-    "min-examples",
-    "not-drawn",
-    "no-client",
-    "no-test-row",
-    "other-client",
-    "trained-before",
-    "few-test-rows",
-    "not-checked",
-]
+    "client-blanks", "label-blanks", "labels-split", "no-label", "label-like-none",
+    "no-row-of-class", "no-text", "cut-text", "no-end", "repeated", "min-examples", "not-drawn",
+    "no-client", "no-test-row", "other-client", "trained-before", "few-test-rows", "not-checked",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,9 +75,7 @@ def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _most_first(
-    sizes: NDArray[np.integer],
-) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+def _most_first(sizes: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
     """The clients that have any rows, those with the most first, and their sizes."""
     order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
     return order, sizes[order]

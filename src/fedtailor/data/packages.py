@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..disk_cache import cache_dir
+from ..disk_cache import cache_dir, package_folder
 from ..errors import InputError
 from . import images
 from .columns import Columns
@@ -24,7 +23,7 @@ _FASHION = (
 
 def chitchat() -> Columns | None:
     """Read one row a message, with the sender as its client; None without ``dataset.json``."""
-    folders = [cache_dir() / "chitchat", _package_folder("chitchat_dataset")]
+    folders = [cache_dir() / "chitchat", package_folder("chitchat_dataset")]
     path = _find_file([folder for folder in folders if folder], "dataset.json")
     if path is None:
         return None
@@ -38,7 +37,7 @@ def chitchat() -> Columns | None:
 
 def digits() -> Columns | None:
     """Read scikit-learn's 8x8 digits, and scale their 17 levels of grey to 0..255."""
-    folder = _package_folder("sklearn")
+    folder = package_folder("sklearn")
     assert folder is not None, "scikit-learn is a dependency"
     table = np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=",")
     values = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
@@ -106,9 +105,3 @@ def _find_file(folders: list[Path], name: str) -> Path | None:
 
 def _reader(texts: Sequence[str]) -> Callable[[Indices], list[str]]:
     return lambda rows: [texts[row] for row in rows]
-
-
-def _package_folder(name: str) -> Path | None:
-    """Where the package lies, which is not imported."""
-    spec = importlib.util.find_spec(name)
-    return next((Path(folder) for folder in (spec and spec.submodule_search_locations) or ()), None)

@@ -369,15 +369,8 @@ def _builtin(config: DataConfig) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
     for field in (
-        "test_path",
-        "subset",
-        "revision",
-        "text",
-        "text_pair",
-        "image",
-        "label",
-        "client",
-    ):
+        "test_path", "subset", "revision", "text", "text_pair", "image", "label", "client",
+    ):  # fmt: skip
         value = getattr(config, field)
         if value is not None and not (field == "client" and value == builtin.client):
             raise InputError(

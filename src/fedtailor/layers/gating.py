@@ -233,9 +233,7 @@ def mean_gates(task: Task, state: Params, batches: Sequence[Batch]) -> Tensor:
 
 
 def _mean_over_examples(
-    task: Task,
-    batches: Sequence[Batch],
-    total: Callable[[Tensor, Tensor | None, Tensor], Tensor],
+    task: Task, batches: Sequence[Batch], total: Callable[[Tensor, Tensor | None, Tensor], Tensor]
 ) -> Tensor:
     """A mean over the real examples of ``batches``; ``total`` returns a batch's weighted sum."""
     totals, counts = [], []

@@ -54,7 +54,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..layers.block_sparse.blocks import Blocks
-from ..layers.block_sparse.choice import Choice, choose, is_single_client
+from ..layers.block_sparse.choice import Choice, choose
 from ..layers.block_sparse.forward import adapted, select
 from ..layers.block_sparse.knapsack import greedy, knapsack
 from ..layers.block_sparse.layers import gate_rows, gated
@@ -81,6 +81,7 @@ from ..stacked import weighted_sum
 from ..task.backbone import Backbone
 from ..task.surgery import beside
 from ..task.task import Task
+from ..torch_private import under_vmap
 
 Budget = Annotated[float, Gt(0), Le(1)]
 
@@ -226,7 +227,7 @@ class PFedGate(Method):
         if self.adaptation == "client":
             state["gate.features"] = mean_input(task, batches)
         several = [without_single_examples(batch) for batch in batches]
-        if self._can_train_sparse(state):
+        if self._can_train_sparse():
             trained, mean = train_sparse(
                 task, gated_blocks(task), state, several, context, self.optimiser, self.lr_gate,
                 partial(self._gates, task),
@@ -241,11 +242,11 @@ class PFedGate(Method):
             trained["gate.means"] = mean_gates(task, trained, batches)
         return trained, mean
 
-    def _can_train_sparse(self, state: Params) -> bool:
+    def _can_train_sparse(self) -> bool:
         """Whether a step can leave dropped blocks out: they have no gradient and no momentum, and
         Python knows them."""
         plain = self.optimiser.name == "sgd" and not self.optimiser.momentum
-        return plain and self.straight_through == "kept" and is_single_client(state["gate.budget"])
+        return plain and self.straight_through == "kept" and not under_vmap()
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         return {**subtract(pick(trained, received), received), "touched": trained["touched"]}

@@ -56,15 +56,9 @@ PROJECTIONS: dict[str, tuple[str, str]] = {
 first number is the block's. ConvNeXt has no attention: these are its two pointwise layers."""
 
 _HEADS = (
-    "classifier",
-    "pre_classifier",
-    "classification_head",
-    "score",
-    "head",
-    "fc",
-    "_fc",
+    "classifier", "pre_classifier", "classification_head", "score", "head", "fc", "_fc",
     "qa_outputs",
-)
+)  # fmt: skip
 
 
 def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:

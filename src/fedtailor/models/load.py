@@ -247,17 +247,9 @@ def _own_backbone(config: ModelConfig, objective: Objective, seed: int) -> Backb
     """The backbone of ``config.factory``."""
     default = ModelConfig()
     for name in (
-        "name",
-        "revision",
-        "pooling",
-        "dropout",
-        "image_size",
-        "width",
-        "attention",
-        "chat_template",
-        "dtype",
-        "quantise",
-    ):
+        "name", "revision", "pooling", "dropout", "image_size", "width", "attention",
+        "chat_template", "dtype", "quantise",
+    ):  # fmt: skip
         if getattr(config, name) != getattr(default, name):
             value = getattr(config, name)
             raise InputError(
@@ -341,12 +333,7 @@ def _network(
             f"{MOST_SIDE} x {MOST_SIDE}: set model.image_size"
         )
     inputs = ImageInputs(
-        config.name,
-        mean=(0.5,),
-        std=(0.5,),
-        size=size,
-        channels=channels,
-        argument="input",
+        config.name, mean=(0.5,), std=(0.5,), size=size, channels=channels, argument="input"
     )
     return network((channels, *size), num_classes, config.width), inputs
 

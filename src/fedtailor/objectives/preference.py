@@ -23,14 +23,7 @@ from ..errors import InputError, brief
 from .cells import is_blank, parsed
 from .encoding import Example
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
-from .objective import (
-    IGNORED,
-    REFERENCE,
-    MetricFunction,
-    Roles,
-    Scores,
-    Targets,
-)
+from .objective import IGNORED, REFERENCE, MetricFunction, Roles, Scores, Targets
 from .vocabulary import token_losses
 
 if TYPE_CHECKING:

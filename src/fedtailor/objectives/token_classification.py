@@ -17,15 +17,7 @@ from ..errors import InputError, brief, listed
 from .cells import Cells, is_blank, parsed
 from .classification import Classification
 from .encoding import Example, encodings, filler
-from .objective import (
-    IGNORED,
-    MetricFunction,
-    Objective,
-    Roles,
-    Scores,
-    Targets,
-    Words,
-)
+from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor

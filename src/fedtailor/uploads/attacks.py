@@ -161,11 +161,7 @@ def flipped(batch: Batch, num_classes: int) -> Batch:
 
 
 def attack_uploads(
-    attack: AttackConfig,
-    uploads: Params,
-    unchanged: Params,
-    attackers: Sequence[int],
-    key: Tensor,
+    attack: AttackConfig, uploads: Params, unchanged: Params, attackers: Sequence[int], key: Tensor
 ) -> None:
     """Put what attackers send into ``uploads``, in place.
 

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.layers.block_sparse.choice import Choice, choose, is_single_client
+from fedtailor.layers.block_sparse.choice import Choice, choose
 
 
 def largest(G: NDArray[np.float64], budget: int) -> NDArray[np.bool_]:
@@ -35,18 +35,6 @@ def test_several_clients_choose_each_for_themselves() -> None:
     assert choices[0].known is None
     one_budget = torch.func.vmap(lambda g: choose(largest, g, torch.tensor(1)).kept)(G)
     assert one_budget.tolist() == [[False, True, False], [True, False, False]]
-
-
-def test_a_tensor_tells_whether_it_is_one_clients() -> None:
-    single = []
-
-    def look(budget: Tensor) -> Tensor:
-        single.append(is_single_client(budget))
-        return budget
-
-    torch.func.vmap(look)(BUDGETS)
-    look(BUDGETS[0])
-    assert single == [False, True]
 
 
 def test_importances_that_differ_by_rounding_are_equal() -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtailor.layers.block_sparse import forward
 from fedtailor.layers.block_sparse.blocks import Blocks
 from fedtailor.layers.block_sparse.forward import adapted, select
 from fedtailor.layers.block_sparse.layers import GatedConv2d, GatedLinear
@@ -46,12 +45,10 @@ def run(
 
 
 @pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("kind", ["linear", "tokens", "conv"])
 def test_a_gated_layer_is_the_layer_with_its_weight_multiplied(
-    kept: tuple[bool, ...], large: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+    kept: tuple[bool, ...], kind: str
 ) -> None:
-    monkeypatch.setattr(forward, "_LARGE", 0 if large else 1 << 17)
     torch.manual_seed(0)
     sizes = (3, 30, 30, 27)  # pieces of rows, and rows that two blocks share
     base: nn.Module

@@ -1,24 +1,17 @@
-"""The pieces of a gated weight, and which layers are replaced."""
+"""Gated weights, and which layers are replaced."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from fedtailor.layers.block_sparse.blocks import Blocks
-from fedtailor.layers.block_sparse.layers import GatedConv2d, GatedLinear, cut, gate_rows, gated
+from fedtailor.layers.block_sparse.layers import GatedConv2d, GatedLinear, gate_rows, gated
 
 
 def test_a_layer_without_gates_is_an_ordinary_one() -> None:
     base = nn.Linear(3, 2)
     x = torch.rand(4, 3)
     assert GatedLinear(base, (6,))(x).equal(base(x))
-
-
-def test_pieces_cover_the_weight_in_order() -> None:
-    pieces = cut((4, 0, 11, 9), (True, True, False, True), 6)
-    assert sum(piece.size for piece in pieces) == 24
-    assert [piece.block for piece in pieces] == sorted(piece.block for piece in pieces)
-    assert all(piece.size == piece.rows * 6 or piece.rows == 0 for piece in pieces)
 
 
 def test_a_block_is_multiplied_by_its_gate() -> None:

@@ -1,8 +1,8 @@
 """The tensors that a model uses in a forward pass with gated blocks (pFedGate).
 
-If Python knows which blocks are kept, only their values are used. The values of most parameters
-then are one vector. Under ``torch.func.vmap`` Python doesn't know: gated layers get their whole
-weights, and gates that are 0 for dropped blocks.
+If Python knows which blocks are kept, only their values are used, as one vector. Under
+``torch.func.vmap`` Python doesn't know: gated layers get their whole weights, and gates that are 0
+for dropped blocks.
 """
 
 from __future__ import annotations
@@ -20,33 +20,24 @@ from torch.autograd.function import once_differentiable
 from ...params import Params
 from ...torch_private import multiply_into
 from .blocks import Blocks
-from .layers import Gated, GatedLinear, computed_rows, gated
-
-# with so many kept values of a weight, copying them costs more than many small products
-_LARGE = 1 << 17
+from .layers import Gated, computed_rows, gated
 
 
 class Selection(NamedTuple):
-    """Which blocks are kept, bool ``[L]``, and how a forward pass uses their values.
-
-    The blocks of most parameters are gated at once, as one vector. A large weight stands ``alone``:
-    its layer gates the products instead.
-    """
+    """Which blocks are kept, bool ``[L]``, and the vector of all values that a forward pass uses:
+    the kept blocks of the computed rows, and zeros between them."""
 
     kept: tuple[bool, ...]
-    names: tuple[str, ...]  # the parameters in the vector
-    sizes: tuple[int, ...]  # how many values of the vector each of them has
-    pieces: tuple[tuple[int, int], ...]  # of the vector: a block's number, or -1 for zeros; size
-    alone: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]  # blocks' numbers: of ``names``, then of each of ``alone``
+    numbers: tuple[int, ...]  # of the kept blocks, as they stand in the vector
+    sizes: tuple[int, ...]  # how many values of the vector each parameter has
+    pieces: tuple[tuple[bool, int], ...]  # of the vector: whether it is a block or zeros; size
 
 
 def select(model: nn.Module, blocks: Blocks, kept: tuple[bool, ...]) -> Selection:
     """How `adapted` uses the kept blocks of ``model``, bool ``[L]``."""
     layers = [_gated_layer(model, name) for name in blocks.names]
     widths = tuple(0 if layer is None else math.prod(layer.shape[1:]) for layer in layers)
-    linear = tuple(isinstance(layer, GatedLinear) for layer in layers)
-    return _select(blocks, widths, linear, kept, _LARGE)
+    return _select(blocks, widths, kept)
 
 
 def _gated_layer(model: nn.Module, name: str) -> Gated | None:
@@ -57,33 +48,18 @@ def _gated_layer(model: nn.Module, name: str) -> Gated | None:
 
 
 @lru_cache(maxsize=64)
-def _select(
-    blocks: Blocks,
-    widths: tuple[int, ...],
-    linear: tuple[bool, ...],
-    kept: tuple[bool, ...],
-    large: int,
-) -> Selection:
+def _select(blocks: Blocks, widths: tuple[int, ...], kept: tuple[bool, ...]) -> Selection:
     """``widths``: the lengths of gated layers' rows, 0 for other parameters."""
-    names, lengths, alone = list[str](), list[int](), dict[str, tuple[int, ...]]()
-    pieces: list[tuple[int, int]] = []
-    parts = zip(blocks.parts(), widths, linear, strict=True)
-    for (name, place, sizes), width, may_stand_alone in parts:
+    numbers, lengths, pieces = list[int](), list[int](), list[tuple[bool, int]]()
+    for (_, place, sizes), width in zip(blocks.parts(), widths, strict=True):
         kept_here = kept[place]
-        if may_stand_alone and np.dot(sizes, kept_here) >= large:
-            alone[name] = tuple((np.flatnonzero(kept_here) + place.start).tolist())
-            continue
-        spans: tuple[tuple[int, int], ...] = ((0, sum(sizes)),)
-        if width:
-            rows = computed_rows(sizes, kept_here, width)
-            spans = tuple((a * width, b * width) for a, b in rows)
+        rows = computed_rows(sizes, kept_here, width) if width else ()
+        spans = [(a * width, b * width) for a, b in rows] or [(0, sum(sizes))]
         own = _pieces(sizes, kept_here, spans)
-        names.append(name)
         lengths.append(sum(size for _, size in own))
-        pieces += [(block + place.start if block >= 0 else -1, size) for block, size in own]
-    together = tuple(block for block, _ in pieces if block >= 0)
-    groups = (together, *alone.values())
-    return Selection(kept, tuple(names), tuple(lengths), tuple(pieces), tuple(alone), groups)
+        pieces += [(block >= 0, size) for block, size in own]
+        numbers += [block + place.start for block, _ in own if block >= 0]
+    return Selection(kept, tuple(numbers), tuple(lengths), tuple(pieces))
 
 
 def _pieces(
@@ -106,7 +82,7 @@ def _pieces(
 
 class _Spread(torch.autograd.Function):
     """From the kept blocks' values, one after the other, and the gates ``[L]`` to the gated values
-    of each of a selection's ``names``.
+    of each parameter.
 
     One call does all blocks, since a model has hundreds of small ones. Not for torch.func.
     """
@@ -131,19 +107,19 @@ class _Spread(torch.autograd.Function):
         products = zip(slopes, _in_values(values, selection), strict=True)
         dots = [torch.dot(slope, value) for slope, value in products]
         if dots:
-            by_gates[list(selection.groups[0])] = torch.stack(dots)
+            by_gates[list(selection.numbers)] = torch.stack(dots)
         return by_values, by_gates, None
 
 
 def _in_spread(spread: Tensor, selection: Selection) -> list[Tensor]:
     """The kept blocks' parts of a vector of all pieces."""
     parts = torch.split(spread, [size for _, size in selection.pieces])
-    return [part for part, (block, _) in zip(parts, selection.pieces, strict=True) if block >= 0]
+    return [part for part, (is_kept, _) in zip(parts, selection.pieces, strict=True) if is_kept]
 
 
 def _in_values(values: Tensor, selection: Selection) -> list[Tensor]:
     """The kept blocks' parts of a vector that holds nothing else."""
-    sizes = [size for block, size in selection.pieces if block >= 0]
+    sizes = [size for is_kept, size in selection.pieces if is_kept]
     return list(torch.split(values, sizes)) if sizes else []
 
 
@@ -151,7 +127,7 @@ def _multiply(out: list[Tensor], values: list[Tensor], gates: Tensor, selection:
     """Write each kept block's values times its gate into ``out``."""
     if out:
         factors = gates.tolist()
-        multiply_into(out, values, [factors[number] for number in selection.groups[0]])
+        multiply_into(out, values, [factors[number] for number in selection.numbers])
 
 
 def adapted(
@@ -160,7 +136,7 @@ def adapted(
     state: Params,
     gates: Tensor,
     selection: Selection | None,
-    values: Sequence[Tensor] | None = None,
+    values: Tensor | None = None,
 ) -> Params:
     """The tensors by name that ``model`` uses when ``state``'s parameters are gated.
 
@@ -170,8 +146,7 @@ def adapted(
         state: the whole parameters and any other tensors.
         gates: ``[L]``, 0 for dropped blocks.
         selection: which blocks are kept, from `select`; None: Python doesn't know.
-        values: the kept blocks' values, one tensor a group of the selection; None: those in
-            ``state``.
+        values: the kept blocks' values, as the selection has them; None: those in ``state``.
     """
     used = dict(state)
     if selection is None:
@@ -179,23 +154,15 @@ def adapted(
             if _gated_layer(model, name) is None:
                 used[name] = gated(state[name], gates[place], sizes)
             else:
-                used[_gates_of(name)] = gates[place]
+                used[f"{name.removesuffix('weight')}gates"] = gates[place]
         return used
     if values is None:
-        values = [blocks.join(group, state, {}) for group in selection.groups]
+        values = blocks.join(selection.numbers, state, {})
     spreading: Any = _Spread
-    together = spreading.apply(values[0], gates, selection)
-    used |= dict(zip((*selection.names, *selection.alone), (*together, *values[1:]), strict=True))
-    for name, place, _ in blocks.parts():
+    together = spreading.apply(values, gates, selection)
+    for (name, place, _), value in zip(blocks.parts(), together, strict=True):
         layer = _gated_layer(model, name)
-        if layer is None:
-            used[name] = used[name].view(state[name].shape)
-            continue
-        layer.kept = selection.kept[place]
-        if name in selection.alone:
-            used[_gates_of(name)] = gates[place]
+        if layer is not None:
+            layer.kept = selection.kept[place]
+        used[name] = value.view(state[name].shape) if layer is None else value
     return used
-
-
-def _gates_of(weight: str) -> str:
-    return f"{weight.removesuffix('weight')}gates"

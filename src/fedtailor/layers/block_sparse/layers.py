@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,38 +40,6 @@ def gated(tensor: Tensor, gates: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat(scaled).view(tensor.shape)
 
 
-class Piece(NamedTuple):
-    """Consecutive values of one block in a weight ``[rows, width]``.
-
-    They are ``rows`` whole rows, or a part of one row (``rows`` is 0). ``row`` is the first.
-    """
-
-    block: int
-    kept: bool
-    row: int
-    rows: int
-    size: int
-
-
-@lru_cache(maxsize=4096)
-def cut(sizes: tuple[int, ...], kept: tuple[bool, ...], width: int) -> tuple[Piece, ...]:
-    """The pieces, in order, of a weight with rows of ``width`` values.
-
-    >>> [(p.kept, p.rows, p.size) for p in cut((3, 5), (True, False), 2)]
-    [(True, 1, 2), (True, 0, 1), (False, 0, 1), (False, 2, 4)]
-    """
-    pieces, start = [], 0
-    for block, (total, keep) in enumerate(zip(sizes, kept, strict=True)):
-        end = start + total
-        while start < end:
-            row, column = divmod(start, width)
-            rows = 0 if column else (end - start) // width
-            size = rows * width or min(width - column, end - start)
-            pieces.append(Piece(block, keep, row, rows, size))
-            start += size
-    return tuple(pieces)
-
-
 @lru_cache(maxsize=4096)
 def row_ranges(
     sizes: tuple[int, ...], kept: tuple[bool, ...], width: int
@@ -82,10 +50,12 @@ def row_ranges(
     ((0, 2), (5, 6))
     """
     ranges: list[tuple[int, int]] = []
-    for piece in cut(sizes, kept, width):
-        if not piece.kept:
+    end = 0
+    for size, keep in zip(sizes, kept, strict=True):
+        start, end = end, end + size
+        if not keep or not size:
             continue
-        first, last = piece.row, piece.row + max(piece.rows, 1)
+        first, last = start // width, -(-end // width)
         if ranges and first <= ranges[-1][1]:
             first, _ = ranges.pop()
         ranges.append((first, last))
@@ -99,8 +69,7 @@ class GatedLinear(nn.Linear):
     `adapted`:
 
     - ``gates`` ``[B]`` and the whole weight: the layer gates the weight;
-    - no gates and a vector as the weight: the gated values of the rows with a ``kept`` block;
-    - ``gates`` and a vector: the values of the kept blocks, one after the other.
+    - no gates and a vector as the weight: the gated values of the rows with a ``kept`` block.
     """
 
     gates: Tensor | None
@@ -119,44 +88,12 @@ class GatedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() > 1:
             return F.linear(x, _whole(self), self.bias)
-        rows = x.reshape(-1, self.in_features)
-        if self.gates is None:
-            y = _over_rows(self, F.linear, rows)
-        else:
-            y = self._by_pieces(rows, self.gates.unbind())
+        y = _over_rows(self, F.linear, x.reshape(-1, self.in_features))
         return y.view(*x.shape[:-1], self.out_features)
-
-    def _by_pieces(self, x: Tensor, gates: Sequence[Tensor]) -> Tensor:
-        """``[n, width]`` to ``[n, rows]``, without a copy of the weight.
-
-        Whole rows of a block are gated after the product. Only a row that several blocks share is
-        put together.
-        """
-        pieces = cut(self.sizes, self.kept, self.in_features)
-        values = iter(torch.split(self.weight, [piece.size for piece in pieces if piece.kept]))
-        columns: list[Tensor] = []
-        shared: list[Tensor] = []
-        for piece in pieces:
-            if piece.rows and piece.kept:
-                product = F.linear(x, next(values).view(piece.rows, -1))
-                columns.append(product * gates[piece.block])
-            elif piece.rows:
-                columns.append(x.new_zeros(len(x), piece.rows))
-            else:
-                part = next(values) * gates[piece.block] if piece.kept else None
-                shared.append(x.new_zeros(piece.size) if part is None else part)
-                if sum(map(len, shared)) == self.in_features:
-                    columns.append(x @ torch.cat(shared)[:, None])
-                    shared = []
-        y = torch.cat([column.to(columns[0].dtype) for column in columns], 1)
-        return y if self.bias is None else y + self.bias
 
 
 class GatedConv2d(nn.Conv2d):
-    """A convolution (one group, zeros as padding) with a gated weight, as `GatedLinear`.
-
-    A vector as the weight always holds gated values.
-    """
+    """A convolution (one group, zeros as padding) with a gated weight, as `GatedLinear`."""
 
     gates: Tensor | None
     kept: tuple[bool, ...]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import random
 from ...optim import ClientContext, Optimiser, without_padding
@@ -15,24 +14,11 @@ from ...profiling import phase
 from ...task.task import Task
 from .blocks import Blocks
 from .choice import Choice
-from .forward import Selection, adapted, select
+from .forward import adapted, select
 
 Gating = Callable[[Params, Batch], tuple[Tensor, Choice, Params]]
 """From a state and a batch: the gates M' ``[L]``, which blocks are kept, and new values of state
 buffers."""
-
-
-class _KeptValues(NamedTuple):
-    """The values of the blocks that are kept now, and of those that earlier steps trained."""
-
-    selection: Selection | None
-    values: list[Tensor]  # one tensor a group of the selection
-    dropped: dict[int, Tensor]  # by the block's number; a kept block's values count instead
-
-    def by_block(self, blocks: Blocks) -> dict[int, Tensor]:
-        """The kept blocks' values by the block's number."""
-        pairs = zip(self.selection.groups if self.selection else (), self.values, strict=True)
-        return {number: block for pair in pairs for number, block in blocks.split(*pair).items()}
 
 
 def train_sparse(
@@ -65,7 +51,7 @@ def train_sparse(
     """
     start, losses = state, list[Tensor]()
     gate_state = pick(state, (n for n in state if n in task.trained and n not in blocks.names))
-    phi, kept = flat(gate_state), _KeptValues(None, [], {})
+    phi, moved = flat(gate_state), dict[int, Tensor]()  # the values of trained blocks, by number
     eta_g, eta = phi.new_tensor([sgd.lr, lr_gate]) * context.lr_scale
     for batch in without_padding(batches):
         key = random.fold_in(context.key, len(losses))
@@ -73,39 +59,21 @@ def train_sparse(
         with phase("forward"), torch.enable_grad():
             gates, choice, statistics = gating({**state, **gate}, batch)
             assert choice.known is not None
-            kept = _keep(task.model, blocks, start, kept, choice.known)
-            values = [value.detach().requires_grad_() for value in kept.values]
-            theta = adapted(task.model, blocks, state, gates, kept.selection, values)
+            selection = select(task.model, blocks, choice.known)
+            values = blocks.join(selection.numbers, start, moved).requires_grad_()
+            theta = adapted(task.model, blocks, state, gates, selection, values)
             loss, buffers = task.loss(theta, batch, key)
         with phase("backward"):
-            leaves = [*values, *gate.values()]
-            slopes = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            leaves = [values, *gate.values()]
+            g, *slopes = torch.autograd.grad(loss, leaves, materialize_grads=True)
         with phase("optimiser"):
-            in_phi = flat(dict(zip(gate, slopes[len(values) :], strict=True)))
-            *g, g_phi = sgd.clipped([*slopes[: len(values)], in_phi])
-            stepped = [
-                sgd.step(slope, eta_g, (value.detach(),))[0]
-                for slope, value in zip(g, values, strict=True)
-            ]
+            g, g_phi = sgd.clipped([g, flat(dict(zip(gate, slopes, strict=True)))])
+            (stepped,) = sgd.step(g, eta_g, (values.detach(),))
             (phi,) = sgd.step(g_phi, eta, (phi,))
-        kept = kept._replace(values=stepped)
+        parts = blocks.split(selection.numbers, stepped)
+        moved |= {number: part.clone() for number, part in parts.items()}
         new = {**statistics, **buffers}
         state = {**state, **{n: v.detach() for n, v in new.items() if n in state}}
         losses.append(loss.detach())
-    trained = blocks.whole(start, kept.dropped | kept.by_block(blocks))
     mean = torch.stack(losses).mean() if losses else torch.zeros(())
-    return {**state, **unflat(phi, gate_state), **trained}, mean
-
-
-def _keep(
-    model: nn.Module, blocks: Blocks, start: Params, last: _KeptValues, kept: tuple[bool, ...]
-) -> _KeptValues:
-    """The values of the blocks that are ``kept``, bool ``[L]``, after a step that kept others; of
-    blocks that no step has trained, those in ``start``."""
-    if last.selection is not None and last.selection.kept == kept:
-        return last
-    trained = last.by_block(blocks)
-    selection = select(model, blocks, kept)
-    values = [blocks.join(group, start, last.dropped | trained) for group in selection.groups]
-    dropped = {number: block.clone() for number, block in trained.items() if not kept[number]}
-    return _KeptValues(selection, values, last.dropped | dropped)
+    return {**state, **unflat(phi, gate_state), **blocks.whole(start, moved)}, mean
