@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
@@ -83,23 +83,31 @@ class Roles:
         return (self.source, *([self.pair] if self.pair is not None else []), *self.labels)
 
 
-class Counts(Protocol):
-    """Counts the rows of each value of a column; blanks around a value don't count."""
-
-    def __call__(self, name: str, beside: str | None = None) -> Mapping[Any, int]:
-        """Of the column ``name``; only rows that have something in the column ``beside``."""
-        ...
-
-
 @dataclass(frozen=True)
 class Survey:
-    """A table's columns, and the counts of its values."""
+    """A table's columns and values; blanks around a value don't count."""
 
     path: str
-    rows: int
     columns: tuple[Column, ...]
-    counts: Counts
-    first: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of each column
+    table: Any  # of pyarrow
+    first: Mapping[str, Sequence[Any]]  # values of each column
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.table)
+
+    def counts(self, name: str, beside: str | None = None) -> Mapping[Any, int]:
+        """Count the rows of each value of the column ``name``; only rows that have something in the
+        column ``beside``."""
+        rows = self.table
+        if beside is not None:
+            rows = rows.filter([trimmed(v) is not None for v in rows.column(beside).to_pylist()])
+        merged: Counter[Any] = Counter()
+        for pair in rows.column(name).value_counts().to_pylist():
+            merged[trimmed(pair["values"])] += pair["counts"]
+        del merged[None]
+        return merged
 
     def column(self, name: str) -> Column:
         """Return the column of that name. Raises InputError where there is none."""
@@ -430,35 +438,20 @@ def survey(path: str) -> Survey:
         table = with_all_numbers(table, path)
     arrow = table.with_format("arrow")[:]
 
-    def counts(name: str, beside: str | None = None) -> Mapping[Any, int]:
-        rows = arrow
-        if beside is not None:
-            rows = arrow.filter([trimmed(v) is not None for v in arrow.column(beside).to_pylist()])
-        merged: Counter[Any] = Counter()
-        for pair in rows.column(name).value_counts().to_pylist():
-            merged[trimmed(pair["values"])] += pair["counts"]
-        del merged[None]
-        return merged
-
-    columns = [
-        replace(_column(feature, arrow.column(name), name), side=_side(table, name))
+    columns = tuple(
+        _column(table, arrow.column(name), name, feature)
         for name, feature in table.features.items()
-    ]
-    return Survey(path, len(table), tuple(columns), counts, first_values(table))
+    )
+    return Survey(path, columns, arrow, first_values(table))
 
 
-def _side(table: Any, name: str) -> int | None:
-    from datasets import Image
-
-    return side_for(table, name) if isinstance(table.features[name], Image) else None
-
-
-def _column(feature: Any, values: Any, name: str) -> Column:
+def _column(table: Any, values: Any, name: str, feature: Any) -> Column:
     from datasets import Image
 
     column = Column(name, "other", 0, values.null_count)
     if isinstance(feature, Image):
-        return replace(column, kind="picture", distinct=len(values))
+        side = side_for(table, name)
+        return replace(column, kind="picture", distinct=len(values), side=side)
     dtype = str(getattr(feature, "dtype", ""))
     kind = next((kind for start, kind in _KINDS.items() if dtype.startswith(start)), None)
     if kind is None:

@@ -14,7 +14,6 @@ from torch import nn
 
 from ..errors import InputError
 from ..layers.parts import patterns_of
-from ..task.surgery import replace
 
 ALL_LINEAR = "all-linear"  # PEFT's word
 _NUMBER = re.compile(r"\.[0-9]+\.")
@@ -118,24 +117,6 @@ def find_head(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ...]
 def any_parameter(module: nn.Module) -> bool:
     """Say whether ``module`` or one inside it has a parameter."""
     return next(module.parameters(), None) is not None
-
-
-def linearise(model: nn.Module) -> nn.Module:
-    """Replace every ``Conv1D`` by an ``nn.Linear``, in place; return ``model``.
-
-    In GPT-2, ``attn.c_attn``, ``attn.c_proj``, ``mlp.c_fc`` and ``mlp.c_proj`` are Conv1D modules,
-    whose weight is ``[in, out]``. Paths and outputs stay the same; the weights are transposed.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    for path, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            d_in, d_out = module.weight.shape
-            linear = nn.Linear(d_in, d_out, device="meta")
-            linear.weight = nn.Parameter(module.weight.detach().t().contiguous())
-            linear.bias = nn.Parameter(module.bias.detach())
-            replace(model, path, linear)
-    return model
 
 
 def model_type(model: nn.Module) -> str:

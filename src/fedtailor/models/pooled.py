@@ -1,4 +1,6 @@
-"""Text classifiers: an encoder, the pooling of its vectors to one a text, and a linear head."""
+"""Text classifiers: an encoder, the pooling of its vectors to one a text, and a linear head.
+
+Exports take this file along."""
 
 from __future__ import annotations
 

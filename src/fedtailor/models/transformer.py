@@ -20,9 +20,10 @@ from ..errors import InputError, brief
 from ..objectives import CausalLM
 from ..objectives.objective import Objective
 from . import attention
-from .blocks import find_head, linearise
+from .blocks import find_head
 from .config import ModelConfig
 from .inputs import ENCODERS, ImageInputs, Prepare, TextInputs, both_masks
+from .linear import linearise
 from .packages import BUILTIN, Modality, new_head
 from .pooled import Pooled
 from .source import origin, transformers_config

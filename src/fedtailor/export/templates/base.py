@@ -21,6 +21,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ...data.pixels import opened, pixels
+from ...models.linear import linearise
+from ...models.pooled import Pooled
 from .answers import Exported
 
 HERE = Path(__file__).parent
@@ -78,7 +80,9 @@ class Base(Exported):
         about = self.about["inputs"]
         if about["kind"] == "text":
             names = ("input_ids", "token_type_ids", "attention_mask", "decoder_input_ids")
-            return {n: batch[n].flatten(0, -2).long() for n in names if n in batch}
+            found = {n: batch[n].flatten(0, -2).long() for n in names if n in batch}
+            pooled = isinstance(self.network, Pooled)
+            return found | ({"real": found["attention_mask"]} if pooled else {})
         if about["kind"] == "module":
             allowed = about["arguments"]
             unread = {"labels", "weight"}
@@ -180,26 +184,6 @@ class Base(Exported):
         if self.tokenizer is not None:
             self._say_cut([given])
         return self.say(given)
-
-
-class Pooled(nn.Module):
-    """An encoder, its tokens' vectors pooled to one, and a linear head."""
-
-    def __init__(self, encoder: Any, pooling: str, classes: int, bias: bool) -> None:
-        super().__init__()
-        self.encoder, self.pooling = encoder, pooling
-        self.head = nn.Linear(encoder.config.hidden_size, classes, bias)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **others: Tensor) -> Tensor:
-        """Return ``[b, classes]``: of the mean over the real tokens, or of the last real one."""
-        output = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **others)
-        hidden = output.last_hidden_state
-        real = attention_mask.to(hidden.dtype)
-        if self.pooling == "last":
-            real = real * (real.cumsum(1) == real.sum(1, keepdim=True))
-        pooled = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-        logits: Tensor = self.head(pooled)
-        return logits
 
 
 class _Pair(tuple[str, ...]):
@@ -314,25 +298,12 @@ def _transformer(source: str, about: Mapping[str, Any]) -> nn.Module:
         )
     else:
         model = kind.from_config(config, **options)
-    _linearise(model)
+    linearise(model)
     if about["pooling"]:
-        model = Pooled(model, about["pooling"], about["outputs"], about["head_bias"])
+        head = nn.Linear(model.config.hidden_size, about["outputs"], about["head_bias"])
+        model = Pooled(model, head, about["pooling"])
     result: nn.Module = model
     return result
-
-
-def _linearise(model: nn.Module) -> None:
-    """Replace every Conv1D (in GPT-2) by the nn.Linear that computes the same."""
-    from transformers.pytorch_utils import Conv1D
-
-    for path, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            d_in, d_out = module.weight.shape
-            linear = nn.Linear(d_in, d_out, device="meta")
-            linear.weight = nn.Parameter(module.weight.detach().t().contiguous())
-            linear.bias = module.bias
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, linear)
 
 
 def _unpickled(folder: Path, code: Mapping[str, str]) -> nn.Module:
