@@ -87,19 +87,16 @@ def row(stacked: Params, index: int) -> Params:
     return {name: value[index] for name, value in stacked.items()}
 
 
-def flat(params: Params, leading: int = 0) -> Tensor:
-    """Concatenate all values to one vector ``[P]``, or ``[..., P]`` with ``leading`` axes.
+def flat(params: Params) -> Tensor:
+    """Concatenate all values to one vector ``[P]``.
 
     The values stand in the order of their sorted names, so that no result depends on the order in
     which a dict was filled.
 
-    >>> flat({"x": torch.zeros(3, 2), "y": torch.zeros(3)}, leading=1).shape
-    torch.Size([3, 3])
+    >>> flat({"y": torch.ones(1), "x": torch.zeros(1, 2)})
+    tensor([0., 0., 1.])
     """
-    values = [params[name] for name in sorted(params)]
-    return torch.cat(
-        [v.flatten(leading) if v.dim() > leading else v[..., None] for v in values], dim=-1
-    )
+    return torch.cat([params[name].flatten() for name in sorted(params)])
 
 
 def unflat(vector: Tensor, like: Params) -> Params:

@@ -15,6 +15,8 @@ from ..errors import InputError
 
 Batch = dict[str, Tensor]
 
+_EPS = 1e-5
+
 
 @dataclass(frozen=True)
 class GateInput:
@@ -109,8 +111,17 @@ def moments(x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:
     return count, mean, var, mean_ln, var_ln
 
 
-def mixed(weight: Tensor, moments: Sequence[Tensor]) -> Tensor:
-    """Return moments by instance ``[b, C]``, layer and batch, mixed by softmax weights ``[2, 3]``:
-    ``[2, b, C]``, for both paths."""
-    alike = torch.stack([one.expand_as(moments[0]) for one in moments])
-    return torch.tensordot(weight.softmax(1), alike, 1)
+def normalisation(
+    means: Sequence[Tensor], variances: Sequence[Tensor], learned: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return the scale and the shift of a switchable normalisation, each ``[2, b, C]``, from the
+    moments by instance ``[b, C]``, layer and batch, mixed by softmax weights, and what is
+    ``learned``, by name."""
+    mean, var = (
+        torch.tensordot(
+            learned[name].softmax(1), torch.stack([one.expand_as(moments[0]) for one in moments]), 1
+        )
+        for name, moments in (("mean_weight", means), ("var_weight", variances))
+    )
+    scale = torch.rsqrt(var + _EPS) * learned["weight"][:, None]
+    return scale, learned["bias"][:, None] - mean * scale

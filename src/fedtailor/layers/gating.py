@@ -20,7 +20,9 @@ from ..task.batch_norm import FunctionalBatchNorm
 from ..task.step import StepModule
 from ..task.task import Task
 from .block_sparse.blocks import Blocks
-from .gate_input import GateInput, average, mixed, moments
+from .gate_input import GateInput, average, moments, normalisation
+
+_MOMENTUM = 0.1  # of running moments
 
 
 class Moments(StepModule):
@@ -30,9 +32,8 @@ class Moments(StepModule):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, channels: int, momentum: float = 0.1) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
         self.state_buffers = ("running_mean", "running_var")
@@ -52,8 +53,8 @@ class Moments(StepModule):
         w = count / count.sum().clamp(min=1)
         mean = w @ mean_in
         var = (w @ square - mean.square()).clamp(min=0)
-        self.record("running_mean", torch.lerp(self.running_mean, mean, self.momentum))
-        self.record("running_var", torch.lerp(self.running_var, var, self.momentum))
+        self.record("running_mean", torch.lerp(self.running_mean, mean, _MOMENTUM))
+        self.record("running_var", torch.lerp(self.running_var, var, _MOMENTUM))
         return mean, var
 
 
@@ -64,9 +65,8 @@ class SwitchableNorm(nn.Module):
     one for variances.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.eps = eps
         self.mean_weight = nn.Parameter(torch.ones(2, 3))
         self.var_weight = nn.Parameter(torch.ones(2, 3))
         self.weight = nn.Parameter(torch.ones(2, channels))
@@ -75,9 +75,7 @@ class SwitchableNorm(nn.Module):
     def forward(self, means: list[Tensor], variances: list[Tensor]) -> tuple[Tensor, Tensor]:
         """The scale and the shift of inputs ``[b, C, P]`` with these `Moments`, each
         ``[2, b, C]``."""
-        mean, var = mixed(self.mean_weight, means), mixed(self.var_weight, variances)
-        scale = torch.rsqrt(var + self.eps) * self.weight[:, None]
-        return scale, self.bias[:, None] - mean * scale
+        return normalisation(means, variances, self._parameters)
 
 
 class Affine(nn.Module):

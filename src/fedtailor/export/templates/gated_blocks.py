@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...layers.block_sparse.knapsack import greedy, knapsack
-from ...layers.gate_input import GateInput, average, mixed, moments
+from ...layers.gate_input import GateInput, average, moments, normalisation
 from .base import Base, Batch
 
 
@@ -57,7 +57,11 @@ class Model(Base):
         vectors = x if embedding is None else average(x, real)
         gate = self.part("gate")
         if "norm.weight" in gate:
-            scale, shift = _normalisation(x, real, gate)  # [2, b, C]
+            _, mean, var, mean_ln, var_ln = moments(x, real)
+            means = [mean, mean_ln, gate["moments.running_mean"]]
+            variances = [var, var_ln, gate["moments.running_var"]]
+            learned = {n.removeprefix("norm."): value for n, value in gate.items()}
+            scale, shift = normalisation(means, variances, learned)  # [2, b, C]
             both = vectors * scale[..., None] + shift[..., None]
         else:
             both = vectors.expand(2, *vectors.shape)
@@ -72,16 +76,3 @@ class Model(Base):
         y = y.view(len(y), 2, -1).movedim(1, 0)
         bounded = torch.sigmoid(y) if self.settings["sigmoid"] else 0.5 + y / 4
         return bounded.mean(1) * torch.tensor([[self.settings["gate_max"]], [1.0]])
-
-
-def _normalisation(
-    x: Tensor, real: Tensor | None, gate: dict[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The scale and shift of a switchable normalisation, each ``[2, b, C]``; the moments by batch
-    are running ones."""
-    _, mean, var, mean_ln, var_ln = moments(x, real)
-    means = [mean, mean_ln, gate["moments.running_mean"]]
-    variances = [var, var_ln, gate["moments.running_var"]]
-    scale = torch.rsqrt(mixed(gate["norm.var_weight"], variances) + 1e-5)
-    scale = scale * gate["norm.weight"][:, None]
-    return scale, gate["norm.bias"][:, None] - mixed(gate["norm.mean_weight"], means) * scale
