@@ -35,9 +35,9 @@ class Cells:
             return int(self.numbers[row])
         return 1 + (row if row < self.num_train else row - self.num_train)
 
-    def check_known(self, known: Sequence[Any], what: str, hint: str = "") -> None:
-        """Raise InputError where none of a split's rows has ``what`` is needed, as ``known`` says
-        of each; the message ends with a ``hint``."""
+    def check_known(self, known: Any, what: str, hint: str = "") -> None:
+        """Raise InputError where no row of a split has ``what`` is needed, as ``known``, bool
+        ``[N]``, tells. The message ends with a ``hint``."""
         for split, some in (
             ("training", known[: self.num_train]),
             ("test", known[self.num_train :]),
