@@ -191,7 +191,7 @@ class Gates(nn.Module):
             return phi(z)
         entry = self._next()
         if pieces is None:
-            (start,) = entry
+            start: Tensor = entry[0]
             value, slope = tangent(phi, start)
             self._compare(lambda: (z > 0,), (start > 0,))
             return value + slope * (z - start)
