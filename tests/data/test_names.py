@@ -31,6 +31,8 @@ def test_where_names_are_numbers_text_is_only_a_name():
         ("belin", ("berlin", "lagos"), "no client 'belin'; did you mean 'berlin'? allowed: berlin"),
         ("2", ("berlin", "lagos"), "no client 2; allowed: 0 to 1"),
         (-1, ("berlin", "lagos"), "no client -1; allowed: 0 to 1"),
+        (0.5, ("berlin", "lagos"), "no client 0.5; allowed: 0 to 1"),
+        (True, None, "no client True; allowed: 0 to 1"),
         ("-1", None, "no client -1; allowed: 0 to 1"),
         (5000 * "9", None, "no client '9999"),
         ("x", tuple(f"c{n}" for n in range(30)), "no client 'x'; 30 clients have names: c0, c1"),

@@ -118,7 +118,7 @@ class Mine(ft.FedAvg):
         {body}
 """
 DIGITS = """
-rounds = 1
+rounds = 2
 data = {name = "digits", limit = 40}
 split = {clients = 2}
 model = {name = "cnn", pretrained = false, width = 0.1, image_size = 16}
@@ -144,6 +144,13 @@ HERE = "mine.py, line 13: "
             "processes",
         ),
         ("aggregate", "return {}", "mine.aggregate returns a state that lacks", "sequential"),
+        (
+            "aggregate",
+            "return {} if arguments[3].round > 1 else super().aggregate(*arguments)",
+            "mine.aggregate returns a state that lacks",
+            "sequential",
+        ),
+        ("num_trained", "return -1", "mine.num_trained is -1; it must be 0 to 10", "sequential"),
         (
             "aggregate",
             "return {n: v.double() for n, v in super().aggregate(*arguments).items()}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from collections.abc import Iterable, Sequence
+from operator import index
 
 from ..errors import FEW, InputError, brief, listed, printed, spelt, whole_number
 
@@ -39,7 +40,9 @@ def client_number(
             return names.index(client)
         if not client.isdecimal() or any(name.isdecimal() for name in names):
             raise InputError(_unknown(client, [*names, *joined]))
-    number = whole_number(client) if isinstance(client, str) else client
+    number = whole_number(client) if isinstance(client, str) else None
+    if hasattr(client, "__index__") and not isinstance(client, bool):  # no 1.5, which is nobody
+        number = index(client)
     if number is None or not 0 <= number < count:
         others = f", or by name: {listed(joined)}" if joined else ""
         shown = client if len(str(client)) <= 120 else brief(client)

@@ -103,8 +103,7 @@ def _aggregate(
         state = method.aggregate(task, to_device(server, device), uploads, cohort)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # of values so large that a system of equations is singular
         return server, "the server's next state can't be computed"
-    if cohort.round == 1:
-        check_like(method, "aggregate", state, server)
+    check_like(method, "aggregate", state, server)
     return aligned(to_device(state, task.device)), _problem(state)
 
 

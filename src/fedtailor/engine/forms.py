@@ -1,4 +1,5 @@
-"""Whether a method's hooks return what the engine goes on with; looked at in the first round."""
+"""Whether a method's hooks return what the engine goes on with; looked at in the first round, and
+the server's state in each."""
 
 from __future__ import annotations
 
@@ -100,11 +101,16 @@ def check_predicts(method: Method, task: Task, hook: str, state: Params, before:
 
 
 def check_plain_hooks(method: Method, task: Task) -> None:
-    """Raise InputError unless ``finetune_passes`` is a number of passes, and ``is_private`` says of
-    each tensor True or False: a forgotten return would let the server have it."""
-    passes: object = method.finetune_passes
-    if not isinstance(passes, int) or not 0 <= passes <= 10_000:
-        raise InputError(f"{method.name}.finetune_passes is {brief(passes)}; it must be 0 to 10000")
+    """Raise InputError unless ``finetune_passes`` and ``num_trained`` are numbers, and
+    ``is_private`` says of each tensor True or False: a forgotten return would let the server have
+    it."""
+    numbers: dict[str, tuple[object, int]] = {
+        "finetune_passes": (method.finetune_passes, 10_000),
+        "num_trained": (method.num_trained(task), 10**15),
+    }
+    for name, (number, most) in numbers.items():
+        if not isinstance(number, int) or not 0 <= number <= most:
+            raise InputError(f"{method.name}.{name} is {brief(number)}; it must be 0 to {most}")
     for name in task.state:
         answer: object = method.is_private(task, name)
         if not isinstance(answer, bool):
