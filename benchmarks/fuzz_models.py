@@ -69,7 +69,8 @@ def model_folders(folder: Path) -> Attempt:
         else:
             if model.tokenizer is None:
                 return
-            tokens = encode(["the price of oil rose", "oil"], model.tokenizer, 16, prompts=is_lm)
+            texts = ["the price of oil rose", "oil"]
+            tokens = encode(texts, model.tokenizer, 16, model.objective)
             check_ids(tokens, model)
             batch = tokens.batch(torch.arange(2).numpy())
         with faults_of_files("the model fails on these data"), torch.no_grad():  # as a run does

@@ -18,6 +18,7 @@ from benchmarks import (
     fuzz_formats,
     fuzz_images,
     fuzz_messages,
+    fuzz_models,
     fuzz_names,
     fuzz_test_files,
 )
@@ -47,6 +48,7 @@ def check(attempt: Attempt, examples: int) -> None:
         (fuzz.stores, 20),
         (fuzz.damage, 20),
         (fuzz_images.images, 20),
+        (fuzz_models.model_folders, 20),
         (fuzz_names.names, 10),
         (fuzz_code.own_code, 4),
         (fuzz_test_files.test_files, 8),
