@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 import fedtailor as ft
@@ -68,6 +69,9 @@ def test_tokens_beyond_the_embeddings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("text\n" + "w1 <patient> w3\n" * 6)
     with pytest.raises(InputError, match=told):
         ft.onboard(run, "fedavg", tmp_path / "new.csv", "c")
+    out = export_model(run, "fedavg", tmp_path / "out", client="a")
+    with quiet(), pytest.raises(OSError, match="it has the token 20, and the model knows 0 to 19"):
+        exported(out).answer("w1 <patient>")
 
 
 @pytest.mark.slow
@@ -119,6 +123,24 @@ def test_an_edited_config_is_refused_in_one_line(field: str, value: Any, tmp_pat
         load_model(ft.ModelConfig(str(folder)), "causal-lm", 0, seed=0)
     assert "\n" not in str(refused.value)
     assert time.process_time() - begun < 2
+
+
+def test_what_the_libraries_say_of_a_field_is_said_whole(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "llama", rows=21, chunk_size_feed_forward=3)
+    load_model(ft.ModelConfig(str(folder)), "causal-lm", 0, seed=0)  # of no effect
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "hidden_size": 16.5}))
+    with pytest.raises(InputError, match=r"field 'hidden_size': .*expected int, got float"):
+        load_model(ft.ModelConfig(str(folder)), "causal-lm", 0, seed=0)
+
+
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "llama", rows=21)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.inf
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"weights that are not finite, 'model\.norm\.weight'"):
+        load_model(ft.ModelConfig(str(folder)), "causal-lm", 0, seed=0)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

@@ -114,5 +114,13 @@ def faults_of_files(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's type."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """Return the first line of an error's message, and the last one where the first says too
+    little; or the error's type.
+
+    >>> first_line(TypeError("Validation error for field 'size':\\n    expected int, got float"))
+    "Validation error for field 'size': expected int, got float"
+    """
+    first, *others = str(error).strip().split("\n")
+    if others and first.endswith((":", "(")):
+        return f"{first} {'... ' if others[1:] else ''}{others[-1].strip()}"
+    return first or type(error).__name__

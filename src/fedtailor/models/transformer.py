@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import InputError, brief
 from ..objectives import CausalLM
 from ..objectives.objective import Objective
+from ..params import not_finite
 from . import attention
 from .blocks import find_head
 from .config import ModelConfig
@@ -114,6 +115,7 @@ def _load_weights(
         )
     if hasattr(hf, "use_cache"):
         hf.use_cache = False
+    hf.chunk_size_feed_forward = 0  # others save memory, of texts of some lengths alone
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
     kind = getattr(transformers, auto_class)
     _check_size(config, source, hf, kind)
@@ -149,6 +151,11 @@ def _load_weights(
             nn.init.normal_(parameter, std=0.02)
         elif name.endswith(".bias"):
             nn.init.zeros_(parameter)
+    if broken := not_finite(model.state_dict()):
+        raise InputError(
+            f"{config.name!r} has weights that are not finite, {broken!r} among others; write or "
+            "copy them again"
+        )
     return _finished(config, model), frozenset(new)
 
 

@@ -47,11 +47,15 @@ class Base(Exported):
         tensors: Tensors = load_file(self.folder / file) if file else {}
         assign(self.network, {n: value for n, value in tensors.items() if "/" not in n})
         self.tensors = {n: value for n, value in tensors.items() if "/" in n}
+        self.num_ids = sys.maxsize  # tokens that the network has embeddings of
         self.tokenizer: Any = None
         if (self.folder / "tokenizer_config.json").is_file():
             from transformers import AutoTokenizer
 
             self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+            reads: Any = getattr(self.network, "encoder", self.network)
+            if hasattr(reads, "get_input_embeddings"):
+                self.num_ids = len(reads.get_input_embeddings().weight)
 
     @abstractmethod
     def logits(self, batch: Batch) -> Tensor:
@@ -128,6 +132,9 @@ class Base(Exported):
             del ids[-1]  # some tokenizers end each text; this one goes on
         is_cut = len(ids) > length or bool(encoding.overflowing)
         ids = ids[:length] or [next(iter(self.tokenizer.all_special_ids), 0)]
+        if max(ids) >= self.num_ids:
+            reason = f"it has the token {max(ids)}, and the model knows 0 to {self.num_ids - 1}"
+            raise OSError(EINVAL, reason, str(text))
         return ids, encoding.type_ids[: len(ids)], is_cut
 
     def _say_cut(self, texts: Sequence[Any]) -> None:
