@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 from ..data.federation import Federation
 from ..data.names import check_names
 from ..engine.client import ClientEvaluationResult
-from ..engine.executors.work import ClientRequest
+from ..engine.executors.work import ClientRequest, Refusal
 from ..engine.metrics import Metrics, MetricValues
 from ..engine.scoring import SPLITS
 from ..errors import InputError, brief
@@ -39,6 +39,8 @@ _MOST_PIXELS = 1 << 26  # values of a picture
 _INFO = 1 << 20  # characters in which a node describes its data ...
 _A_CLIENT = 1 << 10  # ... and of a client with one seed, its counts by class among them
 _REPLY = 1 << 16  # characters of a client's reply, without its confusion matrices
+# of a client, with the payload; or why there is no result, in words fit for a log
+Answer = tuple[ClientReply, Params] | Refusal
 
 
 def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
@@ -126,12 +128,26 @@ def reply_limits(
     return Limits(text, uploads, uploads * schema.bytes)
 
 
-def read_reply(
+def read_answers(
+    node: int,
+    content: RecordDict | str,
+    message: RoundRequest,
+    clients: Collection[int],
+    limits: Limits,
+) -> dict[int, Answer]:
+    """What a node answers to ``message`` of each of its ``clients``."""
+    try:
+        answers = _read_reply(content, message, clients, limits)
+    except WireError as error:
+        return dict.fromkeys(clients, Refusal(str(error)))
+    silence = Refusal(f"node {node} says nothing of it")
+    return {client: answers.get(client, silence) for client in clients}
+
+
+def _read_reply(
     content: RecordDict | str, message: RoundRequest, clients: Collection[int], limits: Limits
-) -> dict[int, tuple[ClientReply, Params]]:
-    """A node's answer to ``message``: the reply and the payload of each of its ``clients`` of which
-    it says something; an error is in words fit for a log. Raises WireError where there is no
-    answer, it can't be read, or it answers something else."""
+) -> dict[int, Answer]:
+    """Raises WireError where there is no answer, it can't be read, or it answers something else."""
     if isinstance(content, str):
         raise WireError(content)
     answer, payloads = unpack(content, RoundReply, limits)
@@ -142,28 +158,25 @@ def read_reply(
         )
     if len(answer.results) > len(clients):
         raise WireError(f"{len(answer.results)} results for {len(clients)} clients")
-    replies: dict[int, tuple[ClientReply, Params]] = {}
+    answers: dict[int, Answer] = {}
     for reply in answer.results:
-        if reply.client not in clients or reply.client in replies:
+        if reply.client not in clients or reply.client in answers:
             raise WireError(f"client {reply.client} was not asked for, or is reported on twice")
-        replies[reply.client] = reply, _payload(reply, payloads)
-    return replies
+        answers[reply.client] = _answer(reply, payloads)
+    return answers
 
 
-def _payload(reply: ClientReply, payloads: Sequence[Params]) -> Params:
-    if reply.error is not None or reply.payload is None:
-        return {}
+def _answer(reply: ClientReply, payloads: Sequence[Params]) -> Answer:
+    if reply.error is not None:
+        return Refusal(words(reply.error or "an error"), reply.diverged)
+    if reply.payload is None:
+        return reply, {}
     if not 0 <= reply.payload < len(payloads):
         raise WireError(
             f"the reply names payload {reply.payload}; the message has {len(payloads)}, numbered "
             "from 0"
         )
-    return payloads[reply.payload]
-
-
-def error_of(reply: ClientReply) -> str | None:
-    """Why a client has no result, in words fit for a log; None if it has one."""
-    return None if reply.error is None else words(reply.error or "an error")
+    return reply, payloads[reply.payload]
 
 
 def accept_upload(

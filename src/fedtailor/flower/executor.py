@@ -28,7 +28,7 @@ from ..store.client_states import StoredStates
 from ..store.format import REFUSED_FILE
 from ..task.task import Task
 from ..uploads.chain import Chain
-from .border import accept_upload, error_of, evaluation_of, read_reply, reply_limits
+from .border import Answer, accept_upload, evaluation_of, read_answers, reply_limits
 from .codec import WireError, pack
 from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .nodes import Nodes, Timeouts
@@ -40,7 +40,6 @@ _KINDS: dict[str, Kind] = {
     "global": "global",
     "keep": "keep",
 }
-Replies = Iterator[tuple[int, tuple[ClientReply, Params] | Refusal]]
 
 
 class RemoteStates(StoredStates):
@@ -156,7 +155,9 @@ class GridExecutor(Executor):
                 try:
                     result = self._result(kind, requests[client], reply, payload, send)
                 except WireError as error:
-                    result = self._refuse(message, client, str(error))
+                    result = Refusal(str(error))
+            if isinstance(result, Refusal):
+                self._log(message, client, result.reason)
             yield requests[client], result
 
     def _result(
@@ -179,13 +180,13 @@ class GridExecutor(Executor):
 
     def _replies(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
-    ) -> Replies:
+    ) -> Iterator[tuple[int, Answer]]:
         by_node: dict[int, list[int]] = {}
         for client in clients:
             if client in self.nodes.node_of:
                 by_node.setdefault(self.nodes.node_of[client], []).append(client)
             else:
-                yield client, self._refuse(message, client, "no node serves it")
+                yield client, Refusal("no node serves it")
         contents = ((node, self._content(message, k, send)) for node, k in by_node.items())
         kind = MessageType.TRAIN if message.kind == "train" else MessageType.EVALUATE
         limit = self.timeouts.reply
@@ -193,21 +194,7 @@ class GridExecutor(Executor):
             asked = by_node[node]
             classes = self.federation.dataset.num_classes if self.metrics.config.confusion else 0
             limits = reply_limits(message, len(asked), self.schema, classes)
-            try:
-                answers = read_reply(content, message, asked, limits)
-            except WireError as error:
-                for client in asked:
-                    yield client, self._refuse(message, client, str(error))
-                continue
-            for client in asked:
-                reply, payload = answers.get(client, (None, {}))
-                if reply is None:
-                    reason = f"node {node} says nothing of it"
-                    yield client, self._refuse(message, client, reason)
-                elif (problem := error_of(reply)) is not None:
-                    yield client, self._refuse(message, client, problem, diverged=reply.diverged)
-                else:
-                    yield client, (reply, payload)
+            yield from read_answers(node, content, message, asked, limits).items()
 
     def _content(
         self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
@@ -226,15 +213,12 @@ class GridExecutor(Executor):
             requests.append(WireRequest(client, base, best, place))
         return pack(replace(message, requests=tuple(requests)), payloads)
 
-    def _refuse(
-        self, message: RoundRequest, client: int, reason: str, *, diverged: bool = False
-    ) -> Refusal:
+    def _log(self, message: RoundRequest, client: int, reason: str) -> None:
         print(f"{_title(message)}: without client {client}: {reason}", file=sys.stderr)
         line = json.dumps({"round": message.round, "client": client, "reason": reason})
         log = self.folder / REFUSED_FILE
         with naming(log), log.open("a") as file:
             file.write(line + "\n")
-        return Refusal(reason, diverged)
 
 
 def _title(message: RoundRequest) -> str:

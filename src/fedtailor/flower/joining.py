@@ -11,6 +11,7 @@ from typing import Any
 
 from flwr.app import MessageType
 
+from ..engine.executors.work import Refusal
 from ..inference.onboard import to_new_client
 from ..params import add_prefix
 from ..runs.experiment import Experiment
@@ -20,8 +21,8 @@ from ..store.files import read_record, write_json
 from ..store.format import trial_folder
 from ..store.run_directory import locked
 from ..task.backbone import Backbone
-from .border import error_of, read_reply
-from .codec import Limits, WireError, pack, words
+from .border import read_answers
+from .codec import Limits, pack, words
 from .messages import RoundRequest, WireRequest, digest
 from .nodes import Nodes, Timeouts
 
@@ -126,21 +127,14 @@ class NovelClients:
             contents.append((node, pack(messages[node], payloads)))
         limit = self.timeouts.reply
         for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):
-            try:
-                replies = read_reply(content, messages[node], by_node[node], Limits())
-            except WireError as error:
-                _warn(f"{title}: without the new clients {by_node[node]}: {error}")
-                continue
             joined = []
-            for client in by_node[node]:
-                reply, _ = replies.get(client, (None, {}))
-                if reply is None:
-                    _warn(f"{title}: without the new client {client}: its node says nothing of it")
-                elif (error_text := error_of(reply)) is not None:
-                    _warn(f"{title}: without the new client {client}: {error_text}")
+            answers = read_answers(node, content, messages[node], by_node[node], Limits())
+            for client, answer in answers.items():
+                if isinstance(answer, Refusal):
+                    _warn(f"{title}: without the new client {client}: {answer.reason}")
                 else:
                     joined.append(client)
-                    _warn(f"{title}: client {client} has joined; it keeps {words(reply.kept)}")
+                    _warn(f"{title}: client {client} has joined; it keeps {words(answer[0].kept)}")
             if joined:
                 _record(folder, trained.round, joined)
 
