@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,10 +35,11 @@ def join_requests(
 @dataclass(frozen=True)
 class Candidate:
     """A model that a new client may use, and ``sums`` ``[split, 3]`` of loss, hits and predictions
-    on its held-out examples."""
+    on its held-out examples, with the ``metrics`` of each split."""
 
     state: Params
     sums: NDArray[np.float64]
+    metrics: Sequence[Mapping[str, float | None]] = ()
 
 
 def fits_anything(method: Method, private: Params) -> bool:
@@ -80,10 +81,12 @@ class Joining:
             raise DivergedError(f"{refusal.reason}; lower the learning rate or --passes")
         if shared is not None:
             states["global"] = shared
-        return {
-            name: Candidate(state, self.evaluation.scored(request.client, state).sums)
-            for name, state in states.items()
-        }
+        names, found = self.evaluation.scoring.metrics.names, {}
+        for name, state in states.items():
+            scored = self.evaluation.scored(request.client, state)
+            metrics = [dict(zip(names, one.values, strict=True)) for one in scored.metrics]
+            found[name] = Candidate(state, scored.sums, metrics)
+        return found
 
     def _fitted(
         self, request: ClientRequest, inputs: ClientInputs

@@ -71,16 +71,20 @@ def _rank(sums: NDArray[np.float64], by_loss: bool) -> tuple[float, float]:
 def all_scores(
     federation: Federation, number: int, candidates: Mapping[str, Candidate]
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    """The scores of a new client's candidates, and of always its most frequent class, if there are
-    classes."""
-    scores = {}
+    """The scores of a new client's candidates, by accuracy, loss and the metric that chooses the
+    round of the task, and of always its most frequent class, if there are classes."""
+    scores, objective = {}, federation.dataset.objective
+    # what a task tunes was chosen by each candidate for itself
+    own = {objective.selects} & {*objective.metrics} if objective.tunes is None else set[str]()
     if federation.dataset.class_numbers is not None:
         scores["majority"] = _majority(federation, number)
     for name in reversed(MODELS):
         if name in candidates:
             by_split = zip(SPLITS, candidates[name].sums, strict=True)
             scores[name] = {split: _means(sums) for split, sums in by_split}
-            if not federation.dataset.objective.has_hits:
+            for split, metrics in zip(SPLITS, candidates[name].metrics, strict=False):
+                scores[name][split] |= {one: metrics[one] for one in own & metrics.keys()}
+            if not objective.has_hits:
                 scores[name] = {k: {**one, "accuracy": None} for k, one in scores[name].items()}
     return scores
 

@@ -27,10 +27,12 @@ from ..errors import InputError, brief, listed
 from ..objectives import objective_of
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
+from ..report.numbers import bare
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..store.files import read_record, save_tensors, write_json
+from ..store.metrics import is_percentage
 from ..store.run_directory import locked
 from ..store.trained_rows import read_trained_before
 from ..task.backbone import Backbone
@@ -49,9 +51,9 @@ class Onboarded:
     ``number`` is its number, from K on; the server's state is that after ``round``. ``scores`` has,
     for ``majority`` (always its most frequent class), ``global``, ``guess`` (what the server can
     say before the client has fitted anything) and ``fitted``, on its ``validation`` and ``test``
-    examples the ``accuracy``, the ``loss`` and the ``count`` of predictions. ``kept`` names the
-    model that the client uses: the best on validation examples. ``note`` says what else there is to
-    say.
+    examples the ``accuracy``, the ``loss`` and the ``count`` of predictions, and the metric that
+    chooses the task's round, if it has one. ``kept`` names the model that the client uses: the best
+    on validation examples. ``note`` says what else there is to say.
     """
 
     client: str
@@ -71,16 +73,18 @@ class Onboarded:
 
         counts = ", ".join(f"{count} {split}" for split, count in self.num_examples.items())
         of_splits = [one[split] for one in self.scores.values() for split in SPLITS]
-        has_hits = any(scores["accuracy"] is not None for scores in of_splits)
-        metrics = ("accuracy", "loss") if has_hits else ("loss",)
+        own = [name for name in of_splits[-1] if name not in ("accuracy", "loss", "count")]
+        if not own and any(scores["accuracy"] is not None for scores in of_splits):
+            own = ["accuracy"]
+        metrics = [*own, "loss"]
         rows = [
             [MODELS.get(model, "always the most frequent class")]
-            + [_shown(scores[split], metric) for split in SPLITS for metric in metrics]
+            + [bare(metric, scores[split].get(metric)) for split in SPLITS for metric in metrics]
             for model, scores in self.scores.items()
         ]
-        heads = [f"{split} loss" for split in SPLITS]
-        if has_hits:
-            heads = ["validation %", "loss", "test %", "loss"]
+        word = "" if metrics[0] == "accuracy" else f" {metrics[0]}"
+        unit = " %" if is_percentage(metrics[0]) else ""
+        heads = [one for split in SPLITS for one in (f"{split}{word}{unit}", *metrics[1:])]
         align = ["left", *["right"] * len(heads)]
         table = tabulate(rows, ["model", *heads], colalign=align, disable_numparse=True)
         title = f"{self.client} (client {self.number}) joins {self.method}, seed {self.seed}"
@@ -338,10 +342,3 @@ def decide(
         data=federation.dataset.digest,
     )
     return result, candidates[kept].state
-
-
-def _shown(scores: Mapping[str, float | None], metric: str) -> str:
-    value = scores[metric]
-    if value is None:
-        return "-"
-    return f"{100 * value:.1f}" if metric == "accuracy" else f"{value:.3f}"
