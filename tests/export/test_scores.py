@@ -63,8 +63,8 @@ def test_export_and_predict_say_that_a_model_is_no_better_than_its_most_frequent
     answer, share = majority(fedavg, 1)
     assert reached(fedavg, 1) <= share
     line = (
-        f"fedtailor: on test examples fedavg at 1 ({reached(fedavg, 1):.1f} %) is no better than "
-        f"always answering '{answer}' ({share:.1f} %)"
+        f"fedtailor: on test examples fedavg at client 1 ({reached(fedavg, 1):.1f} %) is no better "
+        f"than always answering '{answer}' ({share:.1f} %)"
     )
     Image.fromarray(digits().inputs.values[0, 0]).save(tmp_path / "a.png")  # type: ignore[union-attr]
 

@@ -170,7 +170,11 @@ def test_each_client_predicts_and_another_joins(
     join = ["onboard", *of, "--data", "new.jsonl", "--client", "d"]
     assert main(join) == 0
     told = capsys.readouterr().out
-    assert ("validation %" in told) == OBJECTIVES[kind].has_hits
+    one = OBJECTIVES[kind]
+    own = one.selects if one.selects in one.metrics and not one.tunes else ""
+    unit = " %" if own in one.shares or (one.has_hits and not own) else ""
+    head = f"validation{own and f' {own}'}{unit}  " if own or one.has_hits else "validation loss  "
+    assert head in told
     assert "5 validation examples" in told
     assert main(["predict", *of, "--client", "d", "--input", "new.jsonl"]) == 0
 
@@ -257,6 +261,12 @@ def test_an_export_says_the_same_without_this_library(
         assert one in printed
     one = OBJECTIVES[kind]
     accuracy = ["accuracy"] if one.has_hits and not one.learns_texts else []
-    counted = "tokens" if one.learns_texts else "examples"
+    counted = {"token-classification": "words", "question-answering": "windows"}.get(
+        kind, "tokens" if one.learns_texts else "examples"
+    )
     heads = ["split", counted, *accuracy, *one.reported, "loss"]
-    assert f"| {' | '.join(heads)} |" in (folder / "out/README.md").read_text()
+    card = (folder / "out/README.md").read_text()
+    assert f"| {' | '.join(heads)} |" in card
+    does = "generate" if one.writes else "predict"
+    assert f"has `{does}(" in card
+    assert f"def {does}(" in (folder / "out/answers.py").read_text()

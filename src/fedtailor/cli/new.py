@@ -201,6 +201,8 @@ def _described(
 
 
 def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
+    from ..objectives import OBJECTIVES
+
     counts, known = targets.counts(), targets.values[targets.is_known]
     if targets.scale:
         mean, deviation = targets.scale
@@ -210,8 +212,9 @@ def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
         )
     elif counts:
         classes = [f"{name} {count:,}" for name, count in counts.items()]
-        yield f"classes: {len(classes)} ({_listed(classes)})"
-        yield from _doubts("classes", counts)
+        word = OBJECTIVES[roles.task].names_classes
+        yield f"{word}: {len(classes)} ({_listed(classes)})"
+        yield from _doubts(word, counts)
         yield from _rare(table, roles, sorted(counts.values())[len(counts) // 2])
     if targets.note:
         yield targets.note
@@ -223,12 +226,15 @@ def _rare(table: Survey, roles: Roles, median: int) -> Iterator[str]:
         return
     from ..objectives import OBJECTIVES, Regression
 
-    rows = "one row" if median == 1 else f"{median} rows"
-    label = roles.label if OBJECTIVES[roles.task].has_classes else None
+    one = OBJECTIVES[roles.task]
+    of = "word" if one.reads_words else "row"
+    rows = f"one {of}" if median == 1 else f"{median} {of}s"
+    label = roles.label if one.has_classes else None
     is_number = isinstance(label, str) and table.column(label).kind in ("integer", "number")
     which = "" if label is None else f": is {label!r} the label? --label names another column"
     number = f"; --task {Regression.name} predicts numbers" if is_number else ""
-    yield f"half of the classes have at most {rows}, too few to learn from{which}{number}"
+    few = f"half of the {one.names_classes} have at most {rows}, too few to learn from"
+    yield f"{few}{which}{number}"
 
 
 def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> str:

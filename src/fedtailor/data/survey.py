@@ -457,7 +457,7 @@ def _column(table: Any, values: Any, name: str, feature: Any) -> Column:
     if kind is None:
         return column
     present = values.unique().drop_null().to_pylist()
-    column = replace(column, kind=kind, distinct=len(present))
+    column = replace(column, kind=kind, distinct=len({trimmed(one) for one in present} - {None}))
     if kind != "text":
         return column
     lengths = sorted(len(text or "") for text in values.to_pylist())

@@ -11,6 +11,7 @@ from typing import Any
 from ..data.config import DataConfig, SplitConfig
 from ..data.sources import BUILTIN
 from ..objectives import objective_of
+from ..objectives.objective import Objective
 from ..report.names import client_name
 from ..report.numbers import bare
 from ..report.text import markdown
@@ -73,7 +74,7 @@ def card(
         joined: what a client keeps that joined afterwards: `Onboarded.kept`; None: any other.
         is_shared: whether all clients have this very model.
     """
-    lm = objective_of(about["task"]).learns_texts
+    objective = objective_of(about["task"])
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
     library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
@@ -107,7 +108,8 @@ def card(
     if rounding := experiment.model.rounding:
         lines.append(f"| trained on | the base in {rounding}; here it has its unrounded weights |")
     if about["id2label"]:
-        lines.append(f"| classes | {', '.join(map(markdown, about['id2label'].values()))} |")
+        names = ", ".join(map(markdown, about["id2label"].values()))
+        lines.append(f"| {objective.names_classes} | {names} |")
     if about["max_length"]:
         lines.append(f"| longest input | {about['max_length']} tokens |")
     lines += ["", "## Results", ""]
@@ -115,7 +117,7 @@ def card(
         lines += [
             f"Of this model, as it was after round {results[0].round}, on data of {whose}:",
             "",
-            *_table(results, lm),
+            *_table(results, objective),
             *_baseline(results),
         ]
     else:
@@ -179,6 +181,7 @@ def _use(about: Mapping[str, Any]) -> list[str]:
     given, what = ('"some text"', "texts") if text else ("picture.png", "paths")
     if about.get("pair"):
         given, what = "PAIRS.csv", "pairs of texts"
+    does = "generate(text)" if objective_of(about["task"]).writes else f"predict({what})"
     has_own_code = about["network"]["kind"] in ("module", "pickled")
     own = ", and those that its own code imports" if has_own_code else ""
     return [
@@ -189,15 +192,15 @@ def _use(about: Mapping[str, Any]) -> list[str]:
         f"python use.py {given}",
         "```",
         "",
-        f"In Python, `Model` of `model.py` has `predict({what})` and `logits(batch)`.",
+        f"In Python, `Model` of `model.py` has `{does}` and `logits(batch)`.",
     ]
 
 
-def _table(scores: list[SplitScore], lm: bool) -> Iterator[str]:
+def _table(scores: list[SplitScore], objective: Objective) -> Iterator[str]:
     """The results on each split: the accuracy, the task's other metrics, and the loss."""
-    has_accuracy = not lm and any(one.accuracy is not None for one in scores)
+    has_accuracy = any(one.accuracy is not None for one in scores) and not objective.learns_texts
     names = [*["accuracy"] * has_accuracy, *scores[0].metrics, "loss"]
-    yield f"| {' | '.join(['split', 'tokens' if lm else 'examples', *names])} |"
+    yield f"| {' | '.join(['split', objective.counted, *names])} |"
     yield "|---" * (2 + len(names)) + "|"
     for one in scores:
         values = {"accuracy": one.accuracy, "loss": one.loss, **one.metrics}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import listed
 from ..inference.onboard import Onboarded, read_result
 from ..report.majority import majority_accuracy
+from ..report.names import client_name
 from ..report.numbers import bare
 from ..runs.trained import TrainedMethod
 from ..store.read import Trial, read
@@ -98,7 +99,7 @@ class ModelScores:
             )
         ((client, score),) = poor.items()
         of = "the global model of " if client is None else ""
-        at = "" if client is None else f" at {client}"
+        at = "" if client is None else f" at {client_name(str(client), None)}"
         answer = "the most frequent class" if score.answer is None else repr(score.answer)
         ours, theirs = (bare("accuracy", value) for value in (score.accuracy, score.majority))
         return (
@@ -113,8 +114,11 @@ def _joined_scores(joined: Onboarded) -> list[SplitScore]:
     for split, values in joined.scores[joined.kept].items():
         if count := values["count"]:
             most = joined.scores.get("majority", {}).get(split, {}).get("accuracy")
+            own = {k: v for k, v in values.items() if k not in ("accuracy", "loss", "count")}
+            metrics = {k: v for k, v in own.items() if v is not None}
             accuracy, loss = values["accuracy"], values["loss"]
-            found.append(SplitScore(split, joined.round, int(count), accuracy, loss, most))
+            score = SplitScore(split, joined.round, int(count), accuracy, loss, most)
+            found.append(replace(score, metrics=metrics))
     return found
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Labels = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-_OTHER = "need another task, which data.task names"
+_OTHER = "need another task: set data.task (fedtailor new: --task) to"
 _LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
 _BETWEEN = ("|", ";", ",")  # several labels in a cell
 _MANY_CLASSES = 200
@@ -155,7 +155,7 @@ class Classification(Objective):
     name = "classification"
     target_names = ("label", "labels", "target", "category")
     takes_pairs = True
-    names_classes = True
+    names_classes = "classes"
     has_classes = True
     auto_classes: ClassVar[Mapping[str, str]] = {
         "text": "AutoModelForSequenceClassification",
@@ -339,28 +339,29 @@ def check_labels(place: str, labels: Iterable[Any]) -> None:
 
     >>> check_labels("column 'y'", [0.5, 2.0])
     Traceback (most recent call last):
-    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict need another task, which \
-data.task names: 'regression'; labels are words or whole numbers
+    fedtailor.errors.InputError: column 'y' holds 0.5: numbers to predict need another task: set \
+data.task (fedtailor new: --task) to 'regression'; labels are words or whole numbers
     """
     texts = set()
     for label in labels:
         if isinstance(label, list | tuple | dict | set | np.ndarray) or _is_list(label):
             raise InputError(
                 f"{place} holds lists or objects: several labels of one row, a tag for each word, "
-                f"or an answer in a text {_OTHER}; labels are words or whole numbers"
+                f"or an answer in a text {_OTHER} 'multi-label', 'token-classification' or "
+                "'question-answering'; labels are words or whole numbers"
             )
         if isinstance(label, float) and label == label and not label.is_integer():
             raise InputError(
-                f"{place} holds {label!r}: numbers to predict need another task, which data.task "
-                "names: 'regression'; labels are words or whole numbers"
+                f"{place} holds {label!r}: numbers to predict {_OTHER} 'regression'; labels are "
+                "words or whole numbers"
             )
         if isinstance(label, str):
             texts.add(label)
     for between in _BETWEEN:
         if cell := with_several(texts, between):
             raise InputError(
-                f"{place} holds {brief(cell, 60)}: several labels of one row {_OTHER}; if it is "
-                "one label, list all in data.classes"
+                f"{place} holds {brief(cell, 60)}: several labels of one row {_OTHER} "
+                "'multi-label'; if it is one label, list all in data.classes"
             )
 
 

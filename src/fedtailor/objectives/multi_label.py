@@ -134,7 +134,7 @@ class MultiLabel(Objective):
     target_names = ("labels", "label", "tags", "categories", "target")
     takes_pairs = True
     takes_flags = True
-    names_classes = True
+    names_classes = "labels"
     auto_classes: ClassVar[Mapping[str, str]] = {
         "text": "AutoModelForSequenceClassification",
         "image": "AutoModelForImageClassification",
@@ -284,7 +284,8 @@ class MultiLabel(Objective):
             )
         values = np.zeros((len(lists), len(names)), np.uint8)
         values[rows, numbers] = 1
-        note = between and f"{cells.place}: labels are split at {between!r}"
+        empty = "" if known.all() else "; an empty cell is unknown, [] says that no label holds"
+        note = between and f"{cells.place}: labels are split at {between!r}{empty}"
         return Targets(values, known, names, note=note)
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:

@@ -101,9 +101,10 @@ class Objective(ABC):
     joins_columns: ClassVar[bool] = False  # an input is made of several columns: `joined`
     keeps_rows: ClassVar[bool] = False  # what is compared are the rows' own inputs and targets
     takes_flags: ClassVar[bool] = False  # the targets may be several columns of 0 and 1
-    names_classes: ClassVar[bool] = False  # the data name classes
+    names_classes: ClassVar[str] = ""  # what the names are called that the data give; "": none
     has_classes: ClassVar[bool] = False  # each row has one of these classes
     per_token: ClassVar[bool] = False  # logits [b, L, outputs]: each token is a prediction
+    counted: ClassVar[str] = "examples"  # what `counts` counts
     generates: ClassVar[bool] = False  # an input is a prompt, which the model goes on from
     packs: ClassVar[bool] = False  # several inputs may share a row of tokens: `task.packing`
     has_decoder: ClassVar[bool] = False  # one part of the model reads, another writes the target

@@ -58,6 +58,7 @@ class Preference(Instruct):
     settings = ("beta", "reference")
     sequences = 2
     packs = False
+    counted = "examples"
     compares = True
     metrics: ClassVar[Mapping[str, MetricFunction]] = {"margin": margin}
     reported = tuple(metrics)

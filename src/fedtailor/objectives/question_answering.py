@@ -157,6 +157,7 @@ class QuestionAnswering(Objective):
     takes_pairs = True
     keeps_rows = True
     per_token = True
+    counted = "windows"
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForQuestionAnswering"}
     metrics: ClassVar[Mapping[str, MetricFunction]] = {
         "exact_match": exact_match,
@@ -294,7 +295,7 @@ class QuestionAnswering(Objective):
 
     def columns(self, answer: Answer) -> dict[str, Any]:
         """Return the answer, its first character in the context, and its score."""
-        return {"answer": answer.text, "start": answer.start, "score": answer.score}
+        return {"answer": answer.text, "start": answer.start, "score": round(answer.score, 6)}
 
     def column_names(self, classes: Sequence[str]) -> set[str]:
         return {"answer", "start", "score"}

@@ -169,8 +169,8 @@ class Regression(Objective):
         return f"numbers from {least:g} to {most:g}, {mean:g} on average"
 
     def columns(self, answer: float) -> dict[str, Any]:
-        """Return the number."""
-        return {"number": answer}
+        """Return the number, with the digits that a model's output has."""
+        return {"number": float(f"{answer:.7g}")}
 
     def column_names(self, classes: Sequence[str]) -> set[str]:
         return {"number"}

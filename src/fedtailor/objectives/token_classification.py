@@ -158,8 +158,9 @@ class TokenClassification(Objective):
     input_names = ("tokens", "words")
     target_names = ("ner_tags", "tags", "pos_tags", "labels")
     reads_words = True
-    names_classes = True
+    names_classes = "tags"
     per_token = True
+    counted = "words"
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForTokenClassification"}
     metrics: ClassVar[Mapping[str, MetricFunction]] = {"entity_f1": entity_f1}
     shares = frozenset(metrics)

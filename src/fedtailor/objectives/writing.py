@@ -28,6 +28,7 @@ class Writing(VocabularyObjective):
     """A model goes on from a prompt; `exercise` makes one of an example."""
 
     per_token = True
+    counted = "tokens"
     metrics: ClassVar[Mapping[str, MetricFunction]] = WRITTEN
     shares = frozenset(WRITTEN) | {OWN_METRIC}
 

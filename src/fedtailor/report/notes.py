@@ -51,8 +51,8 @@ def caption(
         f"round: {selected}.": True,
         "global: the result of the one model that all share, on the same data, at a round that is "
         "selected in the same way (its round).": True,
-        "weighted: the mean over examples. std: the standard deviation over clients. decile: the "
-        "client at the worst tenth. worst: the worst client.": True,
+        f"weighted: the mean over {runs[0].objective.counted}. std: the standard deviation over "
+        "clients. decile: the client at the worst tenth. worst: the worst client.": True,
         "validation: the mean on the clients' validation data, by which the verdict chooses. "
         "Methods are in the order of test results; a star marks the best of each column.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,

@@ -205,8 +205,10 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     yield _line("text" if is_text else "image", roles.source)
     if (side := survey.column(roles.source).side) is not None:
         yield _line("picture_size", side, "all pictures become squares of so many pixels")
+    objective = OBJECTIVES[roles.task]
     if roles.pair is not None:
-        yield _line("text_pair", roles.pair, "the second text of each input")
+        what = "" if objective.joins_columns else "the second text of each input"
+        yield _line("text_pair", roles.pair, what)
     if roles.task == CausalLM.name:
         yield _line("task", CausalLM.name, "a language model, trained on the texts alone")
     elif roles.task == Regression.name:
@@ -222,11 +224,12 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
         yield _line("client", roles.client, "the column that names the client")
     if is_text:
         read = [roles.source, *([] if roles.pair is None else [roles.pair])]
-        joins = OBJECTIVES[roles.task].joins_columns
+        joins = objective.joins_columns
         if joins:  # the answer, too
             read += roles.labels
         tokens = survey.tokens(*read, more=_TEMPLATE if joins else 0)
-        yield _line("max_length", tokens, "tokens; longer texts are cut")
+        long = "read in parts" if objective.second_names else "cut"
+        yield _line("max_length", tokens, f"tokens; longer texts are {long}")
 
 
 def _split(survey: Survey, roles: Roles, clients: Clients) -> Iterator[str]:
@@ -284,4 +287,4 @@ def _settings(name: str, is_text: bool, is_language_model: bool) -> str:
 
 def _line(key: str, value: Any, comment: str = "") -> str:
     text = f"{key} = {json.dumps(value, ensure_ascii=False)}"
-    return f"{text:<32}# {comment}" if comment else text
+    return f"{text:<31} # {comment}" if comment else text
