@@ -170,7 +170,7 @@ class Regression(Objective):
 
     def columns(self, answer: float) -> dict[str, Any]:
         """Return the number, with the digits that a model's output has."""
-        return {"number": float(f"{answer:.7g}")}
+        return {"number": float(f"{answer:.9g}")}
 
     def column_names(self, classes: Sequence[str]) -> set[str]:
         return {"number"}
