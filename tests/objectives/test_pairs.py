@@ -109,7 +109,12 @@ def test_from_a_table_to_an_export(
     expected = [[f"{one.probability:.3f}", one.label] for one in found]
     assert said == [[*a, " | ".join(b)] for a, b in zip(expected, pairs, strict=True)]
     Path("none.csv").write_text("sentence1,sentence2\n")
-    for given, why in (("This is a room.", "reads pairs of texts"), ("../none.csv", "has no rows")):
+    refused = {
+        "This is a room.": "reads pairs of texts",
+        "../none.csv": "has no rows",
+        "../pairs.jsonl": "give a .csv file with the columns 'sentence1' and 'sentence2'",
+    }
+    for given, why in refused.items():
         run = [sys.executable, "use.py", given]
         used = subprocess.run(run, cwd="out", capture_output=True, text=True, check=False)
         assert used.returncode == 2

@@ -209,6 +209,8 @@ def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) 
     """
     if file.suffix not in (".txt", ".csv", ".tsv"):
         allowed = "give a text, a .txt file with one text a line, or a .csv file"
+        if pair:
+            allowed = f"give a .csv file with the columns {pair[0]!r} and {pair[1]!r}"
         raise OSError(EINVAL, allowed, str(file))
     try:
         content = file.read_text(encoding="utf-8-sig")
