@@ -133,7 +133,9 @@ def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
     assert f"the one with the {'lowest' if least else 'highest'} mean validation" in printed
     assert ("accuracy" in printed) == (one.has_hits and not one.learns_texts)
     assert "nan" not in printed
-    assert one.selects in (folder / "run/report.html").read_text()
+    page = (folder / "run/report.html").read_text()
+    assert one.selects in page
+    assert ("majority class" in page) == one.has_classes
 
 
 @EVERY

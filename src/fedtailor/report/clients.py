@@ -168,4 +168,7 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
         "train",
         "test",
     ]
+    if all(row[4] == "-" for row in cells):  # it is known of accuracies alone
+        for row in (header, *cells):
+            del row[4]
     return TextTable("The worst clients of every method and seed", header, cells)
