@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 
 from fedtailor.models import ModelConfig
 from fedtailor.models import load_model as load
-from fedtailor.models.attention import NAME, attention
+from fedtailor.models.attention import NAME, attention, causal_mask
 from tests.models.small import (
     DECODERS,
     ENCODERS,
@@ -67,19 +67,24 @@ def test_every_architecture_gives_the_numbers_of_eager_attention(tmp_path: Path,
         torch.testing.assert_close(found["sdpa"][parameter], expected, atol=2e-5, rtol=1e-3)
 
 
-def test_several_heads_share_keys_and_second_derivatives_are_right() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_several_heads_share_keys_and_second_derivatives_are_right(causal: bool) -> None:
     drawn = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 5, 8, generator=drawn, dtype=torch.float64)
     key, value = torch.randn(2, 2, 2, 7, 8, generator=drawn, dtype=torch.float64)
     mask = torch.zeros(2, 1, 5, 7, dtype=torch.float64)
     mask[1, :, :, 4:] = -1e9
+    if causal:
+        key, value = key[:, :, :5], value[:, :, :5]
+        mask = torch.full((5, 5), -torch.inf, dtype=torch.float64).triu(1)
 
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         k, v = (x.repeat_interleave(2, 1) for x in (key, value))
         return ((query @ k.mT * 8**-0.5 + mask).softmax(-1) @ v).transpose(1, 2)
 
     def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(torch.nn.Identity(), query, key, value, mask)[0]
+        told = causal_mask(query) if causal else mask
+        return attention(torch.nn.Identity(), query, key, value, told)[0]
 
     def curvature(function: Any) -> tuple[Tensor, ...]:
         def first(*inputs: Tensor) -> Tensor:

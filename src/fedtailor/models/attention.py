@@ -18,6 +18,7 @@ from torch.nn import functional as F
 NAME = "fedtailor"  # among transformers' attention functions
 _OTHERS = ("position_bias", "softcap", "s_aux", "sinks")  # what some models add to the formula
 
+_Form = tuple[float, bool]  # the scaling; whether a token sees itself and earlier ones alone
 _Saved = tuple[Tensor, ...]  # the output [b, heads, L, d], and what the backward pass needs of it
 
 
@@ -33,6 +34,18 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, eager_mask)
+
+
+def is_used(model: nn.Module) -> bool:
+    """Say whether `attention` is that of a model of transformers."""
+    configs = [vars(module).get("config") for module in model.modules()]
+    return any(getattr(config, "_attn_implementation", None) == NAME for config in configs)
+
+
+def causal_mask(like: Tensor) -> Tensor:
+    """The mask ``[1, 1, 1, 1]`` that tells `attention` to let a token see itself and all before:
+    the kernels know that by themselves, and faster than by a mask of all pairs."""
+    return like.new_zeros(1, 1, 1, 1, dtype=torch.float32)
 
 
 def attention(
@@ -52,7 +65,8 @@ def attention(
         query: ``[b, heads, L, d]``.
         key: ``[b, groups, S, d]``; several heads share one of the groups.
         value: ``[b, groups, S, d]``.
-        attention_mask: float ``[b or 1, heads or 1, L, S]``, added; None: all is visible.
+        attention_mask: float ``[b or 1, heads or 1, L, S]``, added, or `causal_mask`; None: all is
+            visible.
         scaling: of the products; None: ``d ** -0.5``.
         dropout: of the weights; always 0 here.
         kwargs: what else transformers tells; the terms of other formulas among them.
@@ -70,10 +84,14 @@ def attention(
     heads = query.shape[1] // key.shape[1]
     if heads > 1:
         key, value = (x.repeat_interleave(heads, 1) for x in (key, value))
+    length = key.shape[-2]
+    causal = attention_mask is not None and attention_mask.shape[-1] < length
+    if causal:
+        attention_mask = None
     if attention_mask is not None:
-        attention_mask = attention_mask[..., : key.shape[-2]].to(value.dtype)
+        attention_mask = attention_mask[..., :length].to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = _apply(_Attention, query, key, value, attention_mask, scale)[0]
+    output = _apply(_Attention, query, key, value, attention_mask, (scale, causal))[0]
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -82,41 +100,45 @@ def _apply(function: Any, *inputs: Any) -> _Saved:
     return found
 
 
-def _plain(scale: float, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _plain(form: _Form, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    scale, causal = form
     weights = q @ k.transpose(-1, -2) * scale
+    if causal:
+        later = torch.ones_like(weights[..., :1, :1]).expand_as(weights).triu(1)
+        weights = weights.masked_fill(later.bool(), -torch.inf)
     if mask is not None:
         weights = weights + mask
     return weights.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype) @ v
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Saved:
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form) -> _Saved:
     """The output ``[b, heads, L, d]`` and the logarithms of the sums of the weights."""
-    kernels = torch.ops.aten
+    kernels, (scale, causal) = torch.ops.aten, form
     if q.is_cuda:
         saved = kernels._scaled_dot_product_efficient_attention(
-            q, k, v, _aligned(mask, q, k), True, scale=scale
+            q, k, v, _aligned(mask, q, k), True, is_causal=causal, scale=scale
         )[:2]
     else:
         saved = kernels._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, attn_mask=mask, scale=scale
+            q, k, v, is_causal=causal, attn_mask=mask, scale=scale
         )
     return tuple(saved)
 
 
 def _backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *s: Tensor
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form, *s: Tensor
 ) -> _Saved:
     """The gradients with respect to q, k and v; ``s`` is what `_forward` returned."""
-    kernels = torch.ops.aten
+    kernels, (scale, causal) = torch.ops.aten, form
     if q.is_cuda:
         seeds = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which is 0
         gradients = kernels._scaled_dot_product_efficient_attention_backward(
             gradient, q, k, v, _aligned(mask, q, k), *s, *seeds, 0.0, [True] * 3 + [False],
-            scale=scale,
+            causal, scale=scale,
         )[:3]  # fmt: skip
     else:
         gradients = kernels._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, *s, 0.0, False, attn_mask=mask, scale=scale
+            gradient, q, k, v, *s, 0.0, causal, attn_mask=mask, scale=scale
         )
     return tuple(gradients)
 
@@ -131,15 +153,15 @@ def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 class _Attention(torch.autograd.Function):
-    """(q, k, v, mask, scale) -> the output, and what the backward pass needs of it."""
+    """(q, k, v, mask, form) -> the output, and what the backward pass needs of it."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> _Saved:
-        return _forward(q, k, v, mask, scale)
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form) -> _Saved:
+        return _forward(q, k, v, mask, form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.scale = inputs
+        *tensors, ctx.form = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(*output[1:])
 
@@ -147,9 +169,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
         q, k, v, mask, *saved = ctx.saved_tensors
         if ctx.needs_input_grad[3]:  # a learned bias
-            plain = partial(_plain, ctx.scale)
+            plain = partial(_plain, ctx.form)
             return *torch.func.vjp(plain, q, k, v, mask)[1](gradient), None
-        return *_apply(_Backward, gradient, q, k, v, mask, ctx.scale, *saved), None, None
+        return *_apply(_Backward, gradient, q, k, v, mask, ctx.form, *saved), None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
@@ -157,7 +179,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Backward(torch.autograd.Function):
-    """(gradient, q, k, v, mask, scale, *saved) -> the gradients with respect to q, k and v."""
+    """(gradient, q, k, v, mask, form, *saved) -> the gradients with respect to q, k and v."""
 
     @staticmethod
     def forward(*inputs: Any) -> _Saved:
@@ -165,7 +187,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.scale = inputs[5]
+        ctx.form = inputs[5]
         ctx.save_for_backward(*inputs[:5])
 
     @staticmethod
@@ -174,7 +196,7 @@ class _Backward(torch.autograd.Function):
         gradient, q, k, v, mask = ctx.saved_tensors
 
         def first(gradient: Tensor, *qkv: Tensor) -> Any:
-            plain = partial(_plain, ctx.scale, mask=mask)
+            plain = partial(_plain, ctx.form, mask=mask)
             return torch.func.vjp(plain, *qkv)[1](gradient)
 
         second = torch.func.vjp(first, gradient, q, k, v)[1]

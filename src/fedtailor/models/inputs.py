@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..params import Batch
+from .attention import causal_mask
 
 Prepare = Callable[[Batch], dict[str, Any]]
 
@@ -33,9 +34,9 @@ _HIDDEN = -1e9  # finite also in bfloat16: a row with nothing to attend to stays
 
 @dataclass(frozen=True)
 class TextInputs:
-    """The inputs of a text model: token ids, the mask, positions. Padding is on the right, or of
-    texts that a model goes on from on the left. A mask that is longer than the ids begins with
-    tokens that were read before.
+    """The inputs of a text model: token ids, the mask, positions. Padding is on the right; on the
+    left where a batch says its positions, ``position_ids``. A mask that is longer than the ids
+    begins with tokens that were read before.
 
     A model type that is in neither ``ENCODERS`` nor ``DECODERS`` gets transformers' own
     two-dimensional mask; whether it runs under vmap depends on its code.
@@ -49,9 +50,10 @@ class TextInputs:
     window: int | None = None  # tokens that a token sees in sliding attention, itself included
     by_layer: bool = False  # whether the model has both full and sliding layers
     start: int | None = None  # the token that a decoder with an encoder begins with
+    fused: bool = False  # whether `attention` is the model's
 
     @classmethod
-    def of(cls, name: str, config: Any, *, pooled: bool) -> TextInputs:
+    def of(cls, name: str, config: Any, *, pooled: bool, fused: bool = False) -> TextInputs:
         """Return the inputs of the model with this Hugging Face configuration."""
         kind = config.model_type
         padding_idx = config.pad_token_id if kind in _OFFSET else 0
@@ -68,7 +70,7 @@ class TextInputs:
         if getattr(config, "is_encoder_decoder", False):
             start = getattr(config, "decoder_start_token_id", None)
             start = config.pad_token_id if start is None else start
-        return cls(name, kind, pooled, max_length, padding_idx, window, by_layer, start)
+        return cls(name, kind, pooled, max_length, padding_idx, window, by_layer, start, fused)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         ids, real = batch["input_ids"], batch["attention_mask"]
@@ -86,13 +88,18 @@ class TextInputs:
             inputs["real"] = real
         is_empty = real.sum(1, keepdim=True) == 0  # a mean over none is undefined
         seen = torch.cat([torch.where(is_empty, 1.0, real[:, :1]), real[:, 1:]], 1)
-        segments = batch.get("segments")
+        segments, positions = batch.get("segments"), batch.get("position_ids")
         if segments is not None:  # several texts in a row
-            inputs["position_ids"] = batch["position_ids"]
+            inputs["position_ids"] = positions
             inputs["attention_mask"] = self._causal(real, length, segments)
         elif self.model_type in DECODERS:
-            inputs["position_ids"] = torch.arange(length, device=ids.device)[None]
-            inputs["attention_mask"] = self._causal(seen, ids.shape[1])
+            # with padding on the right, no real token sees any if it sees none that comes later
+            plain = self.fused and self.window is None and positions is None
+            mask = causal_mask(ids) if plain else self._causal(seen, ids.shape[1])
+            inputs["attention_mask"] = mask
+            if positions is None:
+                positions = torch.arange(length, device=ids.device)[None]
+            inputs["position_ids"] = positions
         elif self.model_type in ENCODERS | _TWO_PARTS:
             inputs["attention_mask"] = (1.0 - seen[:, None, None].float()) * _HIDDEN
         else:

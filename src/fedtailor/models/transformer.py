@@ -56,7 +56,8 @@ def build_transformer(
         if hf.model_type == "modernbert":
             encoder: Any = model.encoder if isinstance(model, Pooled) else model.base_model
             encoder.register_forward_pre_hook(both_masks, with_kwargs=True)
-        return model, TextInputs.of(config.name, hf, pooled=isinstance(model, Pooled)), new
+        pooled, fused = isinstance(model, Pooled), attention.is_used(model)
+        return model, TextInputs.of(config.name, hf, pooled=pooled, fused=fused), new
     images = _image_inputs(config, source, hf)
     model, new = _load_weights(config, source, hf, objective.auto_classes[modality])
     parameters = inspect.signature(model.forward).parameters

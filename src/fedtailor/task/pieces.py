@@ -75,8 +75,14 @@ class _Scored(torch.autograd.Function):
         found = []
         for labels, rows in _pieces(weight, targets, input):
             logits = F.linear(rows, weight, bias).float()
-            hits = (logits.argmax(-1) == labels).to(logits)
-            found.append((_loss(logits, labels), hits, _slope(logits, weight, labels)))
+            highest, best = logits.max(-1)
+            is_real, label = labels != IGNORED, labels.clamp(min=0)
+            right = logits.gather(1, label[:, None])[:, 0]
+            p = (logits - highest[:, None]).exp_()
+            total = p.sum(-1)
+            loss = torch.where(is_real, total.log() + highest - right, 0)
+            slope = p.to(weight) @ weight / total[:, None].to(weight) - weight[label]
+            found.append((loss, (best == labels).to(loss), torch.where(is_real[:, None], slope, 0)))
         return tuple(torch.cat(column) for column in zip(*found, strict=True))
 
     @staticmethod
@@ -129,15 +135,6 @@ def _gradients(
         of_weight = of_weight + of_logits.T @ rows.float()
         of_bias = of_bias + of_logits.sum(0)
     return torch.cat(of_input) if of_input else 0.0, of_weight.to(weight), of_bias
-
-
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
-
-
-def _slope(logits: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    slope = logits.softmax(-1).to(weight.dtype) @ weight - weight[labels.clamp(min=0)]
-    return torch.where((labels != IGNORED)[:, None], slope, 0)
 
 
 def _pieces(weight: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -62,9 +62,8 @@ class Memory:
             inputs["decoder_input_ids"] = inputs["decoder_input_ids"][:, -1:]
             if "decoder_attention_mask" in inputs:
                 inputs["decoder_attention_mask"] = inputs["decoder_attention_mask"][:, :, -1:]
-        if not has_decoder and "position_ids" in self._arguments:
-            positions = batch["attention_mask"].long().cumsum(1) - 1
-            inputs["position_ids"] = positions.clamp(min=0)[:, -batch["input_ids"].shape[1] :]
+        if "position_ids" in batch and "position_ids" in self._arguments:
+            inputs["position_ids"] = batch["position_ids"]
         if "logits_to_keep" in self._arguments:
             inputs["logits_to_keep"] = 1
         return {**inputs, self._name: self._caches[at], "use_cache": True}
@@ -234,7 +233,8 @@ def _continued(logits: Callable[[Batch], Tensor], prompts: Sequence[Ids]) -> _Fo
         if following:
             new = torch.tensor(following)[:, None]
             seen = torch.cat([seen, torch.ones(len(prompts), 1)], 1)
-        found = logits({"input_ids": new, "attention_mask": seen})
+        positions = (seen.long().cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
+        found = logits({"input_ids": new, "attention_mask": seen, "position_ids": positions})
         following = found[:, -1].argmax(-1).tolist()
         return following
 
