@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 import fedtailor as ft
@@ -13,6 +16,7 @@ from fedtailor.errors import InputError
 from fedtailor.params import encode
 from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import open_trained
+from tests import kinds
 from tests.small import without_checksum
 
 
@@ -84,9 +88,30 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fill(folder: Path, trained: Path, client: int) -> None:
+@pytest.mark.slow
+def test_a_site_serves_its_own_client_s_model(tmp_path: Path) -> None:
+    finished = kinds.finished("instruct")
+    deployment = init(tmp_path / "d", finished / "e.toml", ["a", "b", "c"], "127.0.0.1:8000")
+    fill(deployment.site("b") / "states/run/fedsdg/seed-0", finished, 1, label="fedsdg")
+    given = ["--site", "b", "--method", "fedsdg", "--port", "0", "--max-tokens", "8"]
+    command = [sys.executable, "-m", "fedtailor", "deploy", "serve", str(tmp_path / "d"), *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url, said = process.stdout.readline().split(maxsplit=1)
+            assert said == "serves base, b; Ctrl-C ends it\n"
+            asked = {"model": "b", "prompt": "the ward has"}
+            answer = httpx.post(f"{url}/completions", json=asked, timeout=60).json()
+        finally:
+            process.terminate()
+    model = ft.load_model(finished / "run", "fedsdg", "b")
+    assert answer["choices"][0]["text"] == model.predict(["the ward has"], max_new_tokens=8)[0]
+
+
+def fill(folder: Path, trained: Path, client: int, label: str = "fedavg") -> None:
     """Write what a site stores of its client when the run ends."""
     path = folder / f"client-{client}/model.safetensors"
     path.parent.mkdir(parents=True)
-    path.write_bytes(encode(open_trained(trained / "run", "fedavg").client_state(0)))
+    number = client if label == "fedsdg" else 0
+    path.write_bytes(encode(open_trained(trained / "run", label).client_state(number)))
     shutil.copy(trained / "run/partitions/seed-0.json", folder / "data.json")

@@ -31,12 +31,12 @@ KEY = "tailor-made"
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    found = Models(open_trained(kinds.finished("instruct") / "run", "fedsdg"))
+    found = Models.of_run(open_trained(kinds.finished("instruct") / "run", "fedsdg"))
     drawn = torch.Generator().manual_seed(0)
     for name in "abc":  # so that each says something else
         state = {
             key: value + 0.5 * torch.randn(value.shape, generator=drawn)
-            for key, value in found.trained.client_state(name).items()
+            for key, value in found.read(name).items()
         }
         found._states[name] = state
     return found
@@ -67,7 +67,7 @@ def client(server: ModelServer) -> Iterator[openai.OpenAI]:
 
 
 def predicted(models: Models, name: str, asked: str) -> str:
-    model = ft.inference.model.PersonalModel(models.trained, name, models.state(name) or {})
+    model = ft.inference.model.PersonalModel(models.opened, name, models.state(name) or {})
     return model.predict([asked], max_new_tokens=8)[0]
 
 
@@ -114,7 +114,7 @@ def test_clients_that_ask_at_once_get_what_each_gets_alone(
 
 
 def test_the_base_is_the_untouched_model(client: openai.OpenAI, models: Models) -> None:
-    task = models.trained.task
+    task = models.opened.task
     tokens = task.backbone.tokenizer.apply_chat_template(
         [{"role": "user", "content": ASKED[0]}], add_generation_prompt=True, return_dict=False
     )

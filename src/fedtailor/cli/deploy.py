@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from .export import say_how_to_try
 from .options import add_json, add_settings
+from .serve import add_endpoint, check_endpoint, serve_until_stopped
 
 if TYPE_CHECKING:
     from ..deploy.folder import Deployment
@@ -60,19 +61,28 @@ def add(parser: argparse.ArgumentParser) -> None:
     status.set_defaults(command=_status)
 
     export = _step(commands, "export", "write a client's own model, at its site, for use elsewhere")
-    export.add_argument("--site", required=True, metavar="NAME")
+    _add_model(export)
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    export.add_argument("--method", metavar="LABEL", help="default: the only one")
-    export.add_argument("--seed", type=int, help="default: the experiment's first")
-    export.add_argument("--client", help="a client's name or number; default: the only one")
     export.add_argument("--merge", action="store_true", help="one full model, no adapter")
     export.set_defaults(command=_export)
+
+    serving = _step(commands, "serve", "serve a client's own language model, at its site")
+    _add_model(serving)
+    add_endpoint(serving)
+    serving.set_defaults(command=_serve)
 
 
 def _step(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the deployment's folder")
     return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--site", required=True, metavar="NAME")
+    parser.add_argument("--method", metavar="LABEL", help="default: the only one")
+    parser.add_argument("--seed", type=int, help="default: the experiment's first")
+    parser.add_argument("--client", help="a client's name or number; default: the only one")
 
 
 def _add_insecure(parser: argparse.ArgumentParser) -> None:
@@ -194,3 +204,14 @@ def _export(options: argparse.Namespace) -> None:
     )  # fmt: skip
     print(out)
     say_how_to_try(out)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    check_endpoint(options)
+    deployment = _open(options.folder)
+    from ..deploy.export import open_model
+    from ..serving.models import Models
+
+    model = open_model(deployment, options.site, options.method, options.seed, options.client)
+    name = model.client or options.site
+    serve_until_stopped(Models(model, [name], lambda _: model.state), options.folder, options)

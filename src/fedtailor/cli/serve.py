@@ -5,15 +5,35 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .options import add_trained, add_which
+
+if TYPE_CHECKING:
+    from ..serving.models import Models
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_trained(parser)
     add_which(parser)
+    add_endpoint(parser)
+    parser.set_defaults(command=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from ..runs.trained import open_trained
+    from ..serving.models import Models
+
+    check_endpoint(options)
+    trained = open_trained(options.run, options.method, options.seed, which=options.which)
+    serve_until_stopped(Models.of_run(trained), options.run, options)
+
+
+def add_endpoint(parser: argparse.ArgumentParser) -> None:
+    """Take the address, the key and the limits of an endpoint."""
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS",
         help="default: 127.0.0.1, which this machine alone can reach; another needs a key",
@@ -33,29 +53,30 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--waiting", type=int, default=32, metavar="N",
         help="requests that wait at most; more are refused; default: 32",
     )  # fmt: skip
-    parser.set_defaults(command=_serve)
 
 
-def _serve(options: argparse.Namespace) -> None:
-    from ..runs.trained import open_trained
-    from ..serving.models import Models
-    from ..serving.server import KEY, ModelServer
-
+def check_endpoint(options: argparse.Namespace) -> None:
+    """Raise InputError where one of `add_endpoint`'s options is out of range."""
     if not 0 <= options.port <= 65535:
         raise InputError(f"--port {options.port}: allowed: 0 to 65535")
     for name, most in (("max_tokens", 100_000), ("batch", 256), ("waiting", 10_000)):
         value = getattr(options, name)
         if not 1 <= value <= most:
             raise InputError(f"--{name.replace('_', '-')} {value}: allowed: 1 to {most}")
-    trained = open_trained(options.run, options.method, options.seed, which=options.which)
-    backbone = trained.task.backbone
+
+
+def serve_until_stopped(models: Models, source: Path, options: argparse.Namespace) -> None:
+    """Serve models of ``source`` as the options of `add_endpoint` say. Raises InputError where they
+    write no texts."""
+    from ..serving.server import KEY, ModelServer
+
+    backbone = models.opened.task.backbone
     if not backbone.objective.writes or backbone.tokenizer is None:
         raise InputError(
-            f"{options.run} has models for {backbone.objective.name!r}, which write no texts; use "
+            f"{source} has models for {backbone.objective.name!r}, which write no texts; use "
             "fedtailor predict"
         )
     key = options.key or os.environ.get(KEY)
-    models = Models(trained)
     limits = {"most": options.max_tokens, "together": options.batch, "waiting": options.waiting}
     with ModelServer(models, options.host, options.port, key=key, **limits) as server:
         few = ", ".join(models.names[:5]) + (", ..." if len(models.names) > 5 else "")

@@ -1,4 +1,4 @@
-"""The export of a client's personal model from the files of its site."""
+"""A client's personal model from the files of its site: used there, or exported."""
 
 from __future__ import annotations
 
@@ -24,10 +24,25 @@ def export(
     client: str | int | None = None,
     merge: bool = False,
 ) -> Path:
-    """Write a client's personal model of the reported round, from its site's files, into a new
-    folder that is used without this library. Arguments are as in `export.folder.export_model`; the
-    client's name may be that at the site or at the server. Raises InputError where there is no such
-    model, or not yet; it is damaged; ``target`` holds something."""
+    """Write the model that `open_model` returns into a new folder that is used without this
+    library. Arguments are as in `export.folder.export_model`. Raises InputError where ``target``
+    holds something, too."""
+    model = open_model(deployment, site, label, seed, client)
+    with new_folder(target) as stage:
+        write_model(model, stage, merge)
+    return target
+
+
+def open_model(
+    deployment: Deployment,
+    site: str,
+    label: str | None = None,
+    seed: int | None = None,
+    client: str | int | None = None,
+) -> ClientModel:
+    """Return a client's personal model of the reported round, from its site's files. The client's
+    name may be that at the site or at the server. Raises InputError where there is no such model,
+    or not yet; it is damaged."""
     experiment = deployment.experiment
     if label is None and len(experiment.methods) > 1:
         raise InputError(f"there are several methods; name one: {', '.join(experiment.methods)}")
@@ -55,10 +70,7 @@ def export(
     data = read_data_manifest(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
     joined = kept_by_joined(newest.parent)
-    model = ClientModel(experiment, label, seed, data, task, state, name, joined=joined)
-    with new_folder(target) as stage:
-        write_model(model, stage, merge)
-    return target
+    return ClientModel(experiment, label, seed, data, task, state, name, joined=joined)
 
 
 def _client(

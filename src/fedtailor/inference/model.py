@@ -20,7 +20,7 @@ from ..errors import InputError, listed
 from ..objectives.objective import Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
-from ..runs.trained import TrainedMethod, Which, open_trained
+from ..runs.trained import Opened, TrainedMethod, Which, open_trained
 from ..store.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from ..task.writing import Spoken, window_of, write
@@ -186,18 +186,18 @@ def say_cut(trained: TrainedMethod, examples: Sequence[Tokens | Images]) -> None
         )
 
 
-def examples_of(trained: TrainedMethod, inputs: Any) -> Tokens | Images:
+def examples_of(opened: Opened, inputs: Any) -> Tokens | Images:
     """Inputs as `PersonalModel.predict` takes them, tokenised or decoded as in the run."""
     if isinstance(inputs, Dataset):
         inputs = inputs.inputs
-    data = trained.data
+    data = opened.data
     if data["modality"] == "image":
         return picture_examples(inputs, data["picture"])
-    max_length = trained.experiment.data.max_length
-    backbone = trained.task.backbone
+    max_length = opened.experiment.data.max_length
+    backbone = opened.task.backbone
     are_pairs, goes_on = bool(data.get("pair")), backbone.objective.generates
     if goes_on:
-        max_length = (window_of(trained.task) or _MOST) - 1
+        max_length = (window_of(opened.task) or _MOST) - 1
     examples = text_examples(
         inputs, backbone.tokenizer, max_length, backbone.objective, are_pairs=are_pairs
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -48,6 +48,26 @@ STATE_FILE = "state.safetensors"  # in the folder of a client that joined afterw
 
 Which = Literal["best", "last"]
 _LEFT_OUT = ("min-examples", "not-drawn")  # omissions of whole clients
+
+
+class Opened(Protocol):
+    """A method with one seed whose models can be used: of a run, or of a site."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment."""
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """`runs.manifest.data_manifest` of its data."""
+
+    @property
+    def task(self) -> Task:
+        """The base model, adapted by the method."""
+
+    @property
+    def method(self) -> Method:
+        """The method with its settings."""
 
 
 @dataclass(frozen=True)

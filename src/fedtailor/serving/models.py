@@ -1,14 +1,15 @@
-"""Which models of a run are served, by the names that requests have for them."""
+"""Which models are served, by the names that requests have for them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..errors import InputError
 from ..params import Params, to_device
-from ..runs.trained import TrainedMethod
+from ..runs.trained import Opened, TrainedMethod
 
 BASE = "base"
 _MOST_KEPT = 64  # states of clients in memory
@@ -16,23 +17,27 @@ _MOST_KEPT = 64  # states of clients in memory
 
 @dataclass
 class Models:
-    """The models of one method with one seed: each client's under the client's name or number, the
-    global one, if there is one, under the name of the run's folder, and ``base``, the model before
-    any training. Clients whose names are those of others come first."""
+    """The models of one method with one seed: each client's under its name, the global one, if
+    there is one, under that of the run's folder, and ``base``, the model before any training.
+    Clients whose names are those of others come first."""
 
-    trained: TrainedMethod
+    opened: Opened
+    clients: Sequence[str]
+    read: Callable[[str], Params]  # a client's state
+    run: str = ""
+    shared: Params | None = None
     _states: OrderedDict[str, Params] = field(default_factory=OrderedDict)
 
-    def __post_init__(self) -> None:
-        names = self.trained.data.get("names") or map(str, range(self.trained.data["clients"]))
-        self.clients = [*names, *self.trained.joined]
-        self.run = self.trained.run.resolve().name
-        self.shared: Params | None = None
+    @classmethod
+    def of_run(cls, trained: TrainedMethod) -> Models:
+        """Find those of a run: its clients by name or number, those that joined, the global one."""
+        names = trained.data.get("names") or map(str, range(trained.data["clients"]))
         try:
-            shared = self.trained.global_state()
-            self.shared = to_device(shared, self.trained.task.device)
+            shared = to_device(trained.global_state(), trained.task.device)
         except InputError:  # the method has none
-            pass
+            shared = None
+        clients, run = [*names, *trained.joined], trained.run.resolve().name
+        return cls(trained, clients, trained.client_state, run, shared)
 
     @cached_property
     def names(self) -> list[str]:
@@ -48,8 +53,7 @@ class Models:
             if name == self.run and self.shared is not None:
                 return self.shared
         if name not in self._states:
-            state = self.trained.client_state(name)
-            self._states[name] = to_device(state, self.trained.task.device)
+            self._states[name] = to_device(self.read(name), self.opened.task.device)
         self._states.move_to_end(name)
         while len(self._states) > _MOST_KEPT:
             self._states.popitem(last=False)

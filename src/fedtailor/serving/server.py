@@ -176,7 +176,7 @@ class _Handler(BoundedHandler):
         return Answer(str(model), self._chat(given) if is_chat else _prompt(given), most)
 
     def _chat(self, given: Mapping[str, Any]) -> str:
-        if not self.server.models.trained.task.backbone.objective.joins_columns:
+        if not self.server.models.opened.task.backbone.objective.joins_columns:
             message = "this run's models write from a text; use /v1/completions"
             raise Refused(HTTPStatus.BAD_REQUEST, message)
         messages = given.get("messages")

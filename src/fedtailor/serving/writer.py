@@ -80,12 +80,12 @@ class Writer(threading.Thread):
         """The answers that are written together, each with its model's state: those of one model,
         or of models whose states have the same tensors."""
         groups: dict[Hashable, list[tuple[Answer, Params | None]]] = {}
-        trained = self._models.trained
-        shares = can_share(trained.task) and trained.method.keeps_keys
+        opened = self._models.opened
+        shares = can_share(opened.task) and opened.method.keeps_keys
         for answer in answers:
             with _told([answer]):
                 state = self._models.state(answer.model)
-                prompts = examples_of(trained, [answer.prompt])
+                prompts = examples_of(opened, [answer.prompt])
                 assert isinstance(prompts, Tokens)
                 answer.ids = prompts[0].tolist()
                 form: Hashable = answer.model
@@ -95,7 +95,7 @@ class Writer(threading.Thread):
         return groups
 
     def _write(self, answers: Sequence[Answer], states: Sequence[Params | None]) -> None:
-        task, method = self._models.trained.task, self._models.trained.method
+        task, method = self._models.opened.task, self._models.opened.method
         tokenizer, window = task.backbone.tokenizer, window_of(task)
         spoken = [Spoken(tokenizer, answer.pieces.put) for answer in answers]
 
