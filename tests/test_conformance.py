@@ -291,8 +291,9 @@ def test_a_method_trains_a_kind_of_task(name: str, on: str, cases: Cases) -> Non
 @on_kinds(list(METHODS), slow=each_family)
 def test_clients_of_a_kind_of_task_are_trained_together(name: str, on: str, cases: Cases) -> None:
     # the factors of a sum whose singular values lie close together follow its last bits; losses
-    # depend on the sum alone
-    error = float("inf") if name == "flexlora" else 2e-5
+    # depend on the sum alone. FedMerge divides small weights by the largest of them, and their
+    # rounding with them
+    error = {"flexlora": float("inf"), "fedmerge": 1e-4}.get(name, 2e-5)
     checks.sequential_equals_vectorised(cases(name, on), error)
     checks.padding_is_invisible(cases(name, on))
 
