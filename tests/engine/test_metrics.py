@@ -162,7 +162,7 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         Metrics(EvaluateConfig(metrics=(f"{file}:shar",))).check(DEFAULT)
 
 
-@pytest.mark.parametrize("value", ["high", "0.5", [0.5, 0.5], np.ones(1), math.inf, 10**400])
+@pytest.mark.parametrize("value", ["high", "0.5", [0.5, 0.5], np.ones(1), math.inf, 10**400, -1e61])
 def test_a_function_must_return_one_number(value: object) -> None:
     metrics = Metrics(EvaluateConfig(metrics=("mine",)), {"mine": lambda labels, P: value})  # type: ignore[dict-item,return-value]
     with pytest.raises(InputError, match=r"metric 'mine' returned .*; it must"):

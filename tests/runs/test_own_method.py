@@ -179,6 +179,12 @@ HERE = "mine.py, line 13: "
             "sequential",
         ),
         ("global_state", "return {}", "global_state returns a state that lacks", "sequential"),
+        (
+            "global_state",
+            "return {f'x.{n}': v for n, v in arguments[1].items()}",
+            "global_state returns a state that lacks",
+            "sequential",
+        ),
         ("finetune_passes", "return 1", "mine.finetune_passes is <bound method", "sequential"),
         (
             "local",

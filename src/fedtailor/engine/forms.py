@@ -87,13 +87,15 @@ def check_trained(
 def check_predicts(method: Method, task: Task, hook: str, state: Params, before: Params) -> None:
     """Raise InputError unless what ``hook`` has made of the state ``before``, and what predicts
     from that, have each trained tensor that was there, or more in its place: else the untrained
-    model's own would stand for it."""
+    model's own would stand for it. Names that the model has not stand for none."""
     trained = pick(before, task.trained & before.keys())
     used = method.inference_params(task, state)
     for name, params in ((hook, state), ("inference_params", used)):
         check_state(method, name, params)
         lacking = trained.keys() - params.keys()
-        if lacking and count(params) < count(trained):
+        predicts = params is used and type(method).predict is Method.predict
+        is_other = predicts and task.state.keys().isdisjoint(params)
+        if lacking and (is_other or count(params) < count(trained)):
             raise InputError(
                 f"{method.name}.{name} returns a state that lacks {min(lacking)}; it must have "
                 "each trained tensor of the state before it"

@@ -24,6 +24,7 @@ from ..objectives.writing import Written
 from ..user_code import load, own_faults
 from .config import EvaluateConfig
 
+LARGEST = 1e60  # of a loss or a metric; sums over all clients stay finite
 Labels = Any  # of a client's examples: ``[n, ...]``, or n arrays
 Predictions = NDArray[np.float64]
 Compared = Callable[[Labels, Predictions], tuple[Any, Any]]
@@ -185,10 +186,11 @@ class Metrics:
             number = float(value) if is_one else math.inf  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             number = math.inf
-        if math.isinf(number):
+        if abs(number) > LARGEST:
             name = spec.rpartition(":")[2]
             raise InputError(
-                f"metric {name!r} returned {brief(value)}; it must return one finite number"
+                f"metric {name!r} returned {brief(value)}; it must return one finite number, of at "
+                f"most {LARGEST:g}"
             )
         return None if math.isnan(number) else number
 

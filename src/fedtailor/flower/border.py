@@ -17,7 +17,7 @@ from ..data.federation import Federation
 from ..data.names import check_names
 from ..engine.client import ClientEvaluationResult
 from ..engine.executors.work import ClientRequest, Refusal
-from ..engine.metrics import Metrics, MetricValues
+from ..engine.metrics import LARGEST, Metrics, MetricValues
 from ..engine.scoring import SPLITS
 from ..errors import InputError, brief
 from ..method import Method
@@ -33,7 +33,6 @@ from .schema import UploadSchema, check_form, form_of
 
 MOST_EXAMPLES = 10**9  # of a client; sums over all clients stay far below 2^63
 MOST_CLASSES = 10**5
-_MOST = 1e60  # of a loss or a metric; sums over all clients stay finite
 _MOST_TOKENS = 1 << 20  # of an example
 _MOST_PIXELS = 1 << 26  # values of a picture
 _INFO = 1 << 20  # characters in which a node describes its data ...
@@ -192,7 +191,7 @@ def accept_upload(
     """A client's upload, as the ``chain`` receives it; the client has trained from what it
     ``received``, as the ``request`` asked it to. Raises WireError where it can't be aggregated: not
     finite, not of this ``schema``, or with values that no client sends."""
-    if reply.loss is None or not 0 <= reply.loss <= _MOST:
+    if reply.loss is None or not 0 <= reply.loss <= LARGEST:
         raise WireError(f"its loss is {reply.loss}; allowed: a finite number, 0 or more")
     schema.check_packed(packed)
     at = chain.at(received, request.round, [request.client])
@@ -223,7 +222,7 @@ def evaluation_of(
     negative, more hits than predictions, predictions of other examples than the client's, other
     metrics than those that are asked for."""
     sums = np.array(reply.sums if reply.sums is not None else np.nan)
-    in_order = (sums >= 0).all() and (sums <= _MOST).all() and (sums[:, 1] <= sums[:, 2]).all()
+    in_order = (sums >= 0).all() and (sums <= LARGEST).all() and (sums[:, 1] <= sums[:, 2]).all()
     if not in_order:
         raise WireError(
             f"its results can't be: {reply.sums}; each split has a loss, hits and predictions: "
@@ -250,7 +249,7 @@ def _can_be(of_split: MetricValues, examples: int, metrics: Metrics, classes: in
     values, counts = of_split.values, of_split.confusion
     if len(values) != len(metrics.names) or (counts is None) == metrics.config.confusion:
         return False
-    if not all(value is None or abs(value) <= _MOST for value in values):
+    if not all(value is None or abs(value) <= LARGEST for value in values):
         return False
     if counts:
         cells = [cell for row in counts for cell in row]
