@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "store": ENGINE | {"engine", "uploads"},
     "report": GROUND | {"objectives", "store"},
     "runs": ENGINE | {"layers", "models", "methods", "engine", "store", "uploads"},
-    "inference": ENGINE | {"engine", "runs", "store"},
+    "inference": ENGINE | {"engine", "report", "runs", "store"},
     "trackers": GROUND | {"report", "store"},
     "watch": GROUND | {"objectives", "report", "store", "trackers"},
     "serving": ENGINE | {"runs", "inference", "watch"},

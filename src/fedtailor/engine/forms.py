@@ -41,12 +41,12 @@ def check_like(method: Method, hook: str, state: Params, like: Params) -> None:
     for name, before in like.items():
         now = state[name]
         may_change = any(fnmatchcase(name, pattern) for pattern in method.changing_sizes)
-        if (now.dtype, now.dim()) != (before.dtype, before.dim()) or not (
-            may_change or now.shape == before.shape
-        ):
+        is_alike = (now.dtype, now.dim()) == (before.dtype, before.dim())
+        if not is_alike or not (may_change or now.shape == before.shape):
             raise InputError(
                 f"{method.name}.{hook} returns {name} as {now.dtype} {list(now.shape)}; it must be "
                 f"{before.dtype} {list(before.shape)}, as before"
+                + (", or changing_sizes must name it" if is_alike else "")
             )
 
 
