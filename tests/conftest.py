@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,19 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium, without a window."""
+def new_page() -> Iterator[Callable[..., Any]]:
+    """Opens a page in Debian's Chromium, without a window; a busy machine may take minutes."""
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium")
     assert chromium is not None, "no chromium; sh requirements/chromium.sh installs it"
     with sync_playwright() as one:
         browser = one.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
+
+        def opened(**options: Any) -> Any:
+            page = browser.new_page(**options)
+            page.set_default_timeout(180_000)
+            return page
+
+        yield opened
         browser.close()

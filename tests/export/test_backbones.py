@@ -172,13 +172,21 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     }
 
 
+def of_tokens(pair: Pair) -> tuple[Tensor, Tensor]:
+    """Those of language models without those of padding, which mean nothing."""
+    if pair.ours.dim() < 3:
+        return pair.exported, pair.ours
+    real = ragged()["attention_mask"][0, :3] > 0
+    return pair.exported[real], pair.ours[real]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, by Swin's pooling
 def test_logits_are_ours(pairs: dict[str, Pair]) -> None:
     wrong = {
         name: float((pair.exported - pair.ours).abs().max())
         for name, pair in pairs.items()
-        if not torch.allclose(*pair, atol=1e-4 if "merged" in name else 1e-5, rtol=1e-5)
+        if not torch.allclose(*of_tokens(pair), atol=1e-4 if "merged" in name else 1e-5, rtol=1e-5)
     }
     assert wrong == {}
     assert len(pairs) > 80

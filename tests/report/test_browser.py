@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(browser: Any, page_file: Path) -> Iterator[Any]:
+def opened(new_page: Callable[..., Any], page_file: Path) -> Iterator[Any]:
     """Open the page, and hold it to a quiet console."""
     pages: list[Any] = []
     said: list[str] = []
@@ -54,7 +54,7 @@ def opened(browser: Any, page_file: Path) -> Iterator[Any]:
 
     def open_page(width: int = 1400, theme: str = "light", **options: Any) -> Any:
         viewport = {"width": width, "height": 900}
-        page = browser.new_page(viewport=viewport, color_scheme=theme, **options)
+        page = new_page(viewport=viewport, color_scheme=theme, **options)
         pages.append(page)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -69,6 +69,15 @@ def opened(browser: Any, page_file: Path) -> Iterator[Any]:
         page.close()
     assert said == []
     assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+
+
+def _wait(page: Any, until: Callable[[], bool]) -> None:
+    """Wait for what a page draws, on a busy machine for long."""
+    for _ in range(300):
+        if until():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("the page was not drawn anew")
 
 
 def _charts(page: Any) -> dict[str, Any]:
@@ -119,8 +128,7 @@ def test_charts_follow_the_theme_while_the_page_is_open(opened: Any) -> None:
     page = opened(theme="light")
     light = _colours(page, "curves-test")
     page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(500)
-    assert len(_colours(page, "curves-test") & light) < len(light) / 2
+    _wait(page, lambda: len(_colours(page, "curves-test") & light) < len(light) / 2)
 
 
 def test_methods_can_be_left_out_of_charts_and_tables(opened: Any) -> None:
@@ -128,8 +136,7 @@ def test_methods_can_be_left_out_of_charts_and_tables(opened: Any) -> None:
     before = _colours(page, "curves-test")
     page.get_by_role("button", name="None", exact=True).click()
     page.get_by_role("checkbox", name="fedsdg").check()
-    page.wait_for_timeout(300)
-    assert len(_colours(page, "curves-test")) < len(before)
+    _wait(page, lambda: len(_colours(page, "curves-test")) < len(before))
     rows = page.locator("#results table").first.locator("tbody tr:visible th")
     assert rows.all_inner_texts() == ["fedsdg"]
     page.get_by_role("button", name="All", exact=True).click()

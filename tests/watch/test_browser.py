@@ -22,7 +22,7 @@ rounds = 8
 data = {name = "digits", limit = 900}
 split = {clients = 6}
 model = {name = "lenet", width = 0.5, image_size = 24, pretrained = false}
-local = {batch_size = 8}
+local = {batch_size = 8, epochs = 4}
 [methods.fedavg]
 [methods.local]
 """
@@ -38,14 +38,14 @@ OBSERVE = """() => {
 
 
 @pytest.fixture
-def opened(browser: Any) -> Iterator[Any]:
+def opened(new_page: Callable[..., Any]) -> Iterator[Any]:
     """Open a page, and hold it to a quiet console and to its own server."""
     pages: list[Any] = []
     said: list[str] = []
     asked: list[str] = []
 
     def open_page(url: str, width: int = 1400, theme: str = "light") -> Any:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
+        page = new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
         pages.append(page)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
