@@ -156,8 +156,7 @@ def test_the_front_is_that_of_the_shown_methods(opened: Any) -> None:
     }"""
     assert page.evaluate(on_line) == ["local", "fedsdg"]
     page.get_by_role("checkbox", name="fedsdg").uncheck()
-    page.wait_for_timeout(300)
-    assert page.evaluate(on_line) == ["local", "fedavg"]
+    _wait(page, lambda: page.evaluate(on_line) == ["local", "fedavg"])
 
 
 def _place(page: Any, name: str, mark: str) -> tuple[float, float]:
@@ -229,8 +228,7 @@ def test_the_keyboard_chooses_a_client_and_a_round_and_sorts(opened: Any) -> Non
     slider.focus()
     page.keyboard.press("Home")
     assert page.locator("output").first.inner_text() == "2"
-    page.wait_for_timeout(300)
-    assert _colours(page, "picture-2") != before
+    _wait(page, lambda: _colours(page, "picture-2") != before)
     names = page.locator("#results table").first.locator("tbody th")
     head = page.locator("#results table").first.get_by_role("button", name="worst")
     head.focus()
