@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = ("fedtailor[", "flwr-datasets", "mypy", "ruff", "setuptools", "types-")  # of `test`
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
+OF_PARTITIONERS = ("matplotlib>=3.7.5,<4", "seaborn>=0.13,<1")
 EXTRAS = {"lowest": "figures,rouge,tune", "newest": "figures,flower,rouge,tune"}
 FLOWER = (  # what needs it, beside tests that import it
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
@@ -45,7 +46,8 @@ def needed(extras: str) -> list[str]:
 
 def of_tests() -> list[str]:
     """What the tests ask for beside that."""
-    return [line for line in project()[1]["test"] if not line.startswith(LEFT_OUT)]
+    asked = [line for line in project()[1]["test"] if not line.startswith(LEFT_OUT)]
+    return [*asked, *OF_PARTITIONERS]
 
 
 def lower_bounds() -> list[str]:

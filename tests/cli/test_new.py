@@ -65,7 +65,7 @@ def test_clients_of_one_size(
     rows = [f"the food on day {row // 2} was fine,{row % 4},{row % 2}shop" for row in range(24)]
     Path("food.csv").write_text("\n".join(["text,label,shop", *rows]) + "\n")
     assert main(["new", "food.csv", "--client", "shop"]) == 0
-    assert "clients: 2, by 'shop', with 12 rows\n" in capsys.readouterr().out
+    assert "clients: 2, by 'shop', with 12 rows each\n" in capsys.readouterr().out
     assert "# 2 clients of 12 rows\n" in Path("food.toml").read_text()
 
 

@@ -24,6 +24,7 @@ from .measured import ALONE, Population, Regime, Setting, measured_settings
 from .words import can_adapt, cells_of, data_of, in_words, model_of
 
 MOST = 3  # methods that are named
+_TOGETHER = "fedavg"  # with training alone, where no method is named
 _FAR = 1.0
 _OTHER_DATA = 0.5  # how much farther a setting is if its data set is another one
 _FULL = 3  # seeds of a setting that is measured in full
@@ -92,10 +93,12 @@ class Advice:
         if self.alone_is_as_good:
             said += [*self._alone(self.setting), ""]
         said += [*self._table(self.setting), ""]
-        if not self.methods:
-            return said
-        said.append(f"Compare them on your own validation data{self._whose_settings}:")
-        said += [f"  {line}" for line in self.command(source, changes)]
+        if self.methods:
+            said.append(f"Compare them on your own validation data{self._whose_settings}:")
+            said += [f"  {line}" for line in self.command(source, changes)]
+        else:
+            said.append("See on your own validation data whether one model for all pays:")
+            said += [f"  {line}" for line in self.command(source, changes, [_TOGETHER, ALONE])]
         said.append(
             "If the experiment has already run, this adds the missing methods to its table."
         )
@@ -116,7 +119,7 @@ class Advice:
         if ahead := [label for label in ahead if label not in self.left_out]:
             yield f"Clearly ahead of training alone: {', '.join(ahead)}."
         elif not self.methods:
-            yield "No method was ahead of it: see first whether training together pays for you."
+            yield "No method was ahead of it."
 
     @property
     def _whose_settings(self) -> str:

@@ -193,7 +193,7 @@ def _described(
         return
     nobodys = table.rows - sum(table.counts(roles.client).values())
     yield from _unused(nobodys, "client")
-    yield f"clients: {len(clients.sizes)}, by {roles.client!r}, with {clients.rows}"
+    yield f"clients: {len(clients.sizes)}, by {roles.client!r}, with {clients.rows} each"
     yield from _doubts("clients", table.counts(roles.client))
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]

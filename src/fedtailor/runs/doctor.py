@@ -35,7 +35,7 @@ _USED_BY = {
 _EXTRAS = {
     "flower": "Flower (fedtailor deploy)",
     "tune": "Optuna (fedtailor tune)",
-    "rouge": "rouge-score (the metrics rouge1, rouge2 and rougeL)",
+    "rouge": "rouge-score and sacrebleu (ROUGE and chrF of texts that models write)",
     "figures": "vl-convert (fedtailor report --figures)",
     "track": "trackers (fedtailor track)",
 }
