@@ -218,11 +218,12 @@ rank = 2
 
 
 @functools.cache
-def finished(kind: str) -> Path:
-    """A folder with the rows, the experiment ``e.toml`` and its run ``run``."""
+def finished(kind: str, methods: str = "") -> Path:
+    """A folder with the rows, the experiment ``e.toml`` and its run ``run``, with FedAvg, FedSDG
+    and these ``methods``, in TOML."""
     folder = Path(tempfile.mkdtemp(prefix="kinds-"))
     write_table(folder / "rows.jsonl", kind)
-    content = _EXPERIMENT.format(kind=kind, folder=folder, model=model(kind))
+    content = _EXPERIMENT.format(kind=kind, folder=folder, model=model(kind)) + methods
     (folder / "e.toml").write_text(content)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["run", str(folder / "e.toml"), "--out", str(folder / "run")]) == 0

@@ -194,6 +194,11 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {  # by use.py, of what pred
     "preference": lambda of: of["text"],
     "causal-lm": lambda of: of["text"],
 }
+_FORMS = {  # methods of all forms that an export has, in TOML
+    "fedavg": "", "fedem": "components = 2", "pfedmoe": "", "feddpa": "rank = 2",
+    "fedalt": "rank = 2", "fedhft": "warmup_rounds = 1\nclusters = 2", "fedmerge": "models = 2",
+    "pfedgate": 'evaluation = "sample"', "fedsq": "",
+}  # fmt: skip
 _USE = """
 import contextlib, io, json, os, runpy, sys
 sys.modules["fedtailor"] = None  # an import of it fails
@@ -213,15 +218,25 @@ print(json.dumps(said))
 """
 
 
+def _finished(kind: str, label: str) -> Path:
+    """The run of `kinds.finished` with this method; those beside FedSDG share one."""
+    if label == "fedsdg":
+        return kinds.finished(kind)
+    trained = [one for one in _FORMS if one not in {"fedavg", *kinds.refused(kind)}]
+    return kinds.finished(kind, "".join(f"[methods.{one}]\n{_FORMS[one]}\n" for one in trained))
+
+
 @cache
-def used() -> dict[str, str]:
-    """What ``use.py`` in an export of each kind says of the first rows, where nothing can import
-    this library."""
+def used(labels: tuple[str, ...]) -> dict[str, str]:
+    """What ``use.py`` in an export of each kind and method, in a process of its own, says of the
+    first rows, where nothing can import this library."""
     given = {}
-    for kind in OBJECTIVES:
-        folder = kinds.finished(kind)
-        out = str(folder / "out")
-        of = ["--method", "fedsdg", "--client", "a", "--out", out]
+    for kind, label in ((kind, label) for kind in OBJECTIVES for label in labels):
+        if label in kinds.refused(kind):
+            continue
+        folder = _finished(kind, label)
+        out = str(folder / f"out-{label}")
+        of = ["--method", label, "--client", "a", "--out", out]
         assert main(["export", str(folder / "run"), *of]) == 0
         inputs, _ = kinds.rows(kind)
         if kind == "instruct":
@@ -238,7 +253,7 @@ def used() -> dict[str, str]:
                 for given in inputs[:3]
             ]
             csv.writer(file).writerows([names, *rows])
-        given[kind] = [out, str(folder / "ask.csv")]
+        given[f"{kind} {label}"] = [out, str(folder / "ask.csv")]
     command = [sys.executable, "-I", "-c", _USE, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -251,24 +266,36 @@ def used() -> dict[str, str]:
 def test_an_export_says_the_same_without_this_library(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = kinds.finished(kind)
-    of = [str(folder / "run"), "--method", "fedsdg", "--client", "a"]
-    printed = used()[kind]
-    capsys.readouterr()
-    assert main(["predict", *of, "--input", str(folder / "ask.csv"), "--json"]) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    expected = [_SAID[kind](answer) for answer in answers]
-    assert len(expected) == 3
-    for one in expected:
-        assert one in printed
     one = OBJECTIVES[kind]
+    _check_export(kind, "fedsdg", used(("fedsdg",))[f"{kind} fedsdg"], capsys)
     accuracy = ["accuracy"] if one.has_hits and not one.learns_texts else []
     counted = {"token-classification": "words", "question-answering": "windows"}.get(
         kind, "tokens" if one.learns_texts else "examples"
     )
     heads = ["split", counted, *accuracy, *one.reported, "loss"]
-    card = (folder / "out/README.md").read_text()
+    card = (kinds.finished(kind) / "out-fedsdg/README.md").read_text()
     assert f"| {' | '.join(heads)} |" in card
     does = "generate" if one.writes else "predict"
     assert f"has `{does}(" in card
-    assert f"def {does}(" in (folder / "out/answers.py").read_text()
+    assert f"def {does}(" in (kinds.finished(kind) / "out-fedsdg/answers.py").read_text()
+
+
+@pytest.mark.long
+def test_every_form_of_an_export_answers_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    said = used(tuple(_FORMS))
+    assert {key.split()[0] for key in said} == {*OBJECTIVES}
+    assert {key.split()[1] for key in said} == {*_FORMS}
+    for key, printed in said.items():
+        _check_export(*key.split(), printed, capsys)
+
+
+def _check_export(kind: str, label: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = _finished(kind, label)
+    of = [str(folder / "run"), "--method", label, "--client", "a"]
+    capsys.readouterr()
+    assert main(["predict", *of, "--input", str(folder / "ask.csv"), "--json"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [_SAID[kind](answer) for answer in answers]
+    assert len(expected) == 3
+    for said in expected:
+        assert said in printed, (kind, label)
