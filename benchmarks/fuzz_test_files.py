@@ -20,7 +20,7 @@ from .mutations import Attempt, Change, read
 
 _NAMES = (
     "1 2 3", "01 02 1", "1.5 2.5", "Berlin Rome", "Zürich Genève", "New_York Los_Angeles", "9 10",
-    "true false", "NA nan", "1e3 2e3", "-1 1", "None null", "007 7", "2024-01-01 2024-01-02",
+    "true false", "NA nan", "1e3 2e3", "-1 1", "None NULL", "007 7", "2024-01-01 2024-01-02",
     "12345678901234567890 1", "\U0001f600 \U0001f601", "0 1", "yes no", "a A", "1 1.5", "0.1 0.10",
 )  # fmt: skip
 _SPELT: tuple[Callable[[str], str], ...] = (
@@ -34,7 +34,7 @@ _SPELT: tuple[Callable[[str], str], ...] = (
 )  # fmt: skip
 _COLUMNS: tuple[Callable[[str], str | None], ...] = (
     str.upper, str.title, lambda s: f"{s} ", lambda s: f" {s}", lambda s: s + "s", lambda s: None,
-    lambda s: "", lambda s: "text", lambda s: "label", lambda s: "site", lambda s: s + "\u200b",
+    lambda s: "", lambda s: s + "\u200b",
 )  # fmt: skip
 _TRAINED, _TESTED = 36, 18  # rows
 
@@ -167,6 +167,7 @@ def _write(rng: random.Random, path: Path, rows: list[Row]) -> None:
 def _typed(text: str) -> Any:
     """A number, a truth value or null, as JSON reads the text, else the text."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return text or None
+    return text if isinstance(value, str) else value

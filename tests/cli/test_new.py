@@ -232,7 +232,7 @@ WORDS = [["the", "ward"]] * 40
 @pytest.mark.parametrize(
     ("columns", "arguments", "said"),
     [
-        ({"score": [0.5, 1.5]}, "", "task: regression\nnumbers to predict: 0.5 to 1.5, mean 1, st"),
+        ({"score": [0.5, 1.5]}, "", "for each row\nnumbers to predict: 0.5 to 1.5, mean 1, st"),
         ({"days": [7, 41, 93]}, "--task regression", "numbers to predict: 7 to 93, mean 46"),
         (
             {"days": [*range(39), 1]},
@@ -257,7 +257,7 @@ WORDS = [["the", "ward"]] * 40
         ({"label": ["x", "y"], "a": [0, 1], "b": [1, 0]}, "", "classes: 2 (x 20, y 20)"),
         ({"outcome": ["x", "y"], "a": [0, 1], "b": [1, 0]}, "", "classes: 2 (x 20, y 20)"),
         ({"tokens": WORDS, "tags": [["O", "B-X"]] * 39 + [["O"]]}, "", "tags: 2 (B-X 39, O 40)"),
-        ({"messages": [[{"role": "user", "content": "a"}]]}, "", "\n\ntask: instruct\nclients: no"),
+        ({"messages": [[{"role": "user", "content": "a"}]]}, "", "learned\nclients: no"),
         (
             {"question": TEXTS, "context": TEXTS, "answers": [{"text": []}]},
             "",

@@ -48,6 +48,14 @@ def test_without_usual_names_the_column_of_fewest_values_is_the_label(tmp_path: 
     assert found.roles(None, None, None) == Roles("a", "c", None)
 
 
+def test_names_that_come_often_are_no_text_however_long(tmp_path: Path) -> None:
+    names = ["the department of all that is red", "the department of all that itches"]
+    found = table(
+        tmp_path, a=[f"a rash, {n}" for n in range(40)], b=names * 20, c=[0, 1, 1, 0] * 10
+    )
+    assert found.roles(None, "c", None).source == "a"
+
+
 def test_ages_dates_and_clients_are_not_guessed_as_labels(tmp_path: Path) -> None:
     columns: dict[str, list[Any]] = {
         "site": [f"hospital {row % 4}" for row in range(60)],

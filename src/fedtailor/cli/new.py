@@ -176,16 +176,14 @@ def _taken(roles: Roles) -> dict[str | None, str]:
 def _described(
     table: Survey, roles: Roles, targets: Targets | None, clients: Clients
 ) -> Iterator[str]:
-    from ..objectives import DEFAULT, CausalLM
+    from ..objectives import DEFAULT, OBJECTIVES
 
     yield f"{table.path}: {table.rows:,} rows{_lines(table)}"
     yield _columns(table, roles) + "\n"
     if (side := table.column(roles.source).side) is not None:
         yield f"pictures: all become squares of {side} x {side} pixels"
-    if roles.task == CausalLM.name:
-        yield "a language model, trained on the texts alone"
-    elif roles.task != DEFAULT.name:
-        yield f"task: {roles.task}"
+    if roles.task != DEFAULT.name:
+        yield f"task: {roles.task}, {OBJECTIVES[roles.task].meaning}"
     if targets is not None:
         yield from _of_targets(table, roles, targets)
     if roles.client is None:

@@ -34,6 +34,7 @@ _GROUPS = ("region", "department", "branch", "author", "speaker", "city")  # cli
 _MAX_CLASSES = 200
 _MAX_INTEGERS = 20  # more whole numbers, such as ages, are taken as a label only if they are named
 _SENTENCE = 4  # words
+_REPEATED = 8  # times that a value occurs on average, where it is no text
 _GUESSED = (DEFAULT.name, Regression.name, CausalLM.name)  # by the values of each column
 _ANSWERS = ("answers", "tags", "ner_tags", "pos_tags", "score", "price")  # of other tasks
 _DATE = re.compile(
@@ -232,8 +233,13 @@ class Survey:
             if column.kind in ("text", "picture")
             and (_is_called(column.name, _TEXTS) or not _is_called(column.name, _CLIENTS))
         ]
-        found.sort(key=lambda c: (c.kind != "picture", not _is_called(c.name, _TEXTS), -c.long))
-        return found
+        few = self.rows // _REPEATED  # so many values are names rather than texts
+
+        def order(one: Column) -> tuple[bool, bool, bool, int]:
+            is_called = _is_called(one.name, _TEXTS)
+            return one.kind != "picture", not is_called, one.distinct <= few, -one.long
+
+        return sorted(found, key=order)
 
     def label_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may hold classes, the likeliest first; ``taken`` have another role. Ages

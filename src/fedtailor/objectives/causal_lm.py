@@ -73,6 +73,7 @@ class CausalLM(Writing):
     """The texts are inputs and targets; the end of a text is one of its tokens."""
 
     name = "causal-lm"
+    meaning = "a language model, trained on the texts alone"
     generates = True
     packs = True
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForCausalLM"}

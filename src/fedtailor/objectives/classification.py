@@ -153,6 +153,7 @@ class Classification(Objective):
     """One class an example."""
 
     name = "classification"
+    meaning = "one class for each row"
     target_names = ("label", "labels", "target", "category")
     takes_pairs = True
     names_classes = "classes"

@@ -36,6 +36,7 @@ class Instruct(CausalLM):
     turns it into a text; the targets are the tokens of the assistant's turns, with their ends."""
 
     name = "instruct"
+    meaning = "conversations, of which the assistant's turns are learned"
     input_names = ("conversation",)
     joins_columns = True
     nothing_learned = "in which the assistant says nothing"

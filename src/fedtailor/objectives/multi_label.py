@@ -131,6 +131,7 @@ class MultiLabel(Objective):
     threshold: float = 0.5
 
     name = "multi-label"
+    meaning = "any number of labels for each row"
     target_names = ("labels", "label", "tags", "categories", "target")
     takes_pairs = True
     takes_flags = True

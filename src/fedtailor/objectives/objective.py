@@ -92,6 +92,7 @@ class Objective(ABC):
     """A kind of task. One object serves all data sets and models, but where `scaled`."""
 
     name: ClassVar[str]  # data.task in an experiment
+    meaning: ClassVar[str]  # what is learned, in a few words
     input_names: ClassVar[tuple[str, ...]] = ("text", "sentence", "content")  # usual names
     second_names: ClassVar[tuple[str, ...]] = ()  # of a second text that an input always has
     target_names: ClassVar[tuple[str, ...]] = ()  # usual names of the target's column; (): none

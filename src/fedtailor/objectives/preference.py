@@ -52,6 +52,7 @@ class Preference(Instruct):
     from_received: float = 0.0
 
     name = "preference"
+    meaning = "which of two answers is preferred"
     input_names = ("preference",)
     needed_columns = "prompt, chosen and rejected"
     nothing_learned = "without two answers that differ"

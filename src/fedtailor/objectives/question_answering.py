@@ -151,6 +151,7 @@ class QuestionAnswering(Objective):
     answer does not lie in it."""
 
     name = "question-answering"
+    meaning = "the words of a context that answer a question"
     input_names = ("question",)
     second_names = ("context", "passage", "paragraph")
     target_names = ("answers", "answer")

@@ -104,6 +104,7 @@ class Regression(Objective):
     huber_delta: float | None = None  # in deviations
 
     name = "regression"
+    meaning = "a number for each row"
     target_names = ("target", "value", "score", "rating", "label", "labels", "y")
     auto_classes: ClassVar[Mapping[str, str]] = {
         "text": "AutoModelForSequenceClassification",

@@ -71,6 +71,7 @@ class Seq2Seq(Writing):
     """
 
     name = "seq2seq"
+    meaning = "one text written from another"
     input_names = ("source", "document", "article", "dialogue", "input", "text")
     target_names = ("target", "summary", "highlights", "output")
     has_decoder = True

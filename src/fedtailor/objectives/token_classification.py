@@ -155,6 +155,7 @@ class TokenClassification(Objective):
     """A tag a word, learned and predicted at the word's first token."""
 
     name = "token-classification"
+    meaning = "a tag for each word"
     input_names = ("tokens", "words")
     target_names = ("ner_tags", "tags", "pos_tags", "labels")
     reads_words = True

@@ -19,7 +19,7 @@ from ..method import FineTuning
 from ..methods import METHODS
 from ..models import BUILTIN, ModelConfig
 from ..models.source import locate
-from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
+from ..objectives import DEFAULT, OBJECTIVES, objective_of
 from ..objectives.objective import Targets
 from ..store.format import check_folder_name
 from .experiment import parse
@@ -209,15 +209,10 @@ def _data(survey: Survey, roles: Roles, is_text: bool) -> Iterator[str]:
     if roles.pair is not None:
         what = "" if objective.joins_columns else "the second text of each input"
         yield _line("text_pair", roles.pair, what)
-    if roles.task == CausalLM.name:
-        yield _line("task", CausalLM.name, "a language model, trained on the texts alone")
-    elif roles.task == Regression.name:
-        yield _line("task", roles.task, "numbers to predict")
-        yield _line("label", roles.label)
-    elif roles.task == DEFAULT.name:
+    if roles.task == DEFAULT.name:
         yield _line("label", roles.label, f"{len(survey.counts(*roles.labels))} classes")
     else:
-        yield _line("task", roles.task)
+        yield _line("task", roles.task, objective.meaning)
         if roles.label is not None:
             yield _line("label", roles.label)
     if roles.client is not None:
