@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -38,6 +39,8 @@ from tests.models.small import (
 BERT = "{}.attention.output.dense", "{}.output.dense"
 LLAMA = "{}.self_attn.o_proj", "{}.mlp.down_proj"
 CONVNEXT = "{}.pwconv1", "{}.pwconv2"
+IS_OLD = Version(transformers.__version__) < Version("5.18")
+DINOV2 = "{}.attention.output.dense" if IS_OLD else "{}.attention.o_proj"
 EXPECTED = {  # the list of the blocks, and the projections of each
     "bert": ("bert.encoder.layer", BERT),
     "roberta": ("roberta.encoder.layer", BERT),
@@ -61,7 +64,7 @@ EXPECTED = {  # the list of the blocks, and the projections of each
     "olmo2": ("model.layers", LLAMA),
     "falcon": ("transformer.h", ("{}.self_attention.dense", "{}.mlp.dense_4h_to_h")),
     "vit": ("vit.layers", ("{}.attention.o_proj", "{}.mlp.fc2")),
-    "dinov2": ("dinov2.encoder.layer", ("{}.attention.o_proj", "{}.mlp.fc2")),
+    "dinov2": ("dinov2.encoder.layer", (DINOV2, "{}.mlp.fc2")),
     "swin": ("swin.encoder.layers", ("{}.attention.o_proj", "{}.mlp.fc2")),
     "convnext": ("convnext.encoder.stages", CONVNEXT),
     "convnextv2": ("convnextv2.encoder.stages", CONVNEXT),

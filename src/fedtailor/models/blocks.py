@@ -21,7 +21,7 @@ _BERT = ("layer.#.attention.output.dense", "layer.#.output.dense")
 _LLAMA = ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")
 _CONVNEXT = ("layers.#.pwconv1", "layers.#.pwconv2")
 
-PROJECTIONS: dict[str, tuple[str, str]] = {
+PROJECTIONS: dict[str, tuple[str, ...]] = {
     "bert": _BERT,
     "roberta": _BERT,
     "xlm-roberta": _BERT,
@@ -46,7 +46,11 @@ PROJECTIONS: dict[str, tuple[str, str]] = {
     "olmo2": _LLAMA,
     "falcon": ("h.#.self_attention.dense", "h.#.mlp.dense_4h_to_h"),
     "vit": ("layers.#.attention.o_proj", "layers.#.mlp.fc2"),
-    "dinov2": ("layer.#.attention.o_proj", "layer.#.mlp.fc2"),
+    "dinov2": (  # the second before transformers 5.18
+        "layer.#.attention.o_proj",
+        "layer.#.attention.output.dense",
+        "layer.#.mlp.fc2",
+    ),
     "swin": ("blocks.#.attention.o_proj", "blocks.#.mlp.fc2"),
     "convnext": _CONVNEXT,
     "convnextv2": _CONVNEXT,
