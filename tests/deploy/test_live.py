@@ -44,12 +44,12 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     config = BertConfig(vocab_size=len(tokenizer), num_attention_heads=4, **sizes)
     BertModel(config).save_pretrained(folder / "bert")
     text = f"""
-        rounds = 3
+        rounds = 2
         data = {{client = "ward", max_length = 16, classes = {CLASSES}}}
         model = {{name = "{folder / "bert"}", pooling = "mean"}}
         local = {{batch_size = 8, steps = 2}}
         engine = {{executor = "sequential", device = "cpu"}}
-        evaluate = {{every = 3, global_model = false}}
+        evaluate = {{every = 2, global_model = false}}
         split.min_examples = 1
         [methods]
         fedsdg = {{}}
@@ -76,7 +76,7 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_pat
     assert server.code() == 2
     assert "flower-superlink was killed by signal 9; the same command" in server.told
     assert run.code() == 2
-    assert 0 < secure.round("fedsdg") < 3
+    assert secure.round("fedsdg") == 1
     secure.server()
     again = secure.deploy("run")
     assert again.code() == 0, again.told[-3000:]
@@ -95,7 +95,7 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_pat
     rows = private_rows(near / "methods/fedsdg/seed-0/private.safetensors")
     assert rows.pop(SEEN).all()
     for client in range(3):
-        kept = secure.folder.rglob(f"fedsdg/seed-0/client-{client}/round-000003.safetensors")
+        kept = secure.folder.rglob(f"fedsdg/seed-0/client-{client}/round-000002.safetensors")
         own = {name: value[client] for name, value in rows.items()}
         assert same_bits(load_file(next(kept)), own)
 

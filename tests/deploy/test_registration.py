@@ -13,7 +13,7 @@ from fedtailor.deploy.folder import open_folder
 from fedtailor.store.files import read_json
 from tests.deploy.live import PICTURES, live
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_keys_are_removed_for_good_and_an_interrupted_registration_ends(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_bytes_are_exact_with_one_seed() -> None:
     assert outcome({**claim, "seeds": [0]}, Results(sent)).verdict == HOLDS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_is_worked_out_again_from_its_run_directory(tmp_path: Path) -> None:
     settings = ["preset=small", "data.limit=200", "rounds=2"]
     claim = {

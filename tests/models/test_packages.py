@@ -78,7 +78,7 @@ def perplexity(backbone: Backbone, texts: list[str]) -> Tensor:
     return ((loss * real).sum(1) / real.sum(1)).exp()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smollm2_prefers_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     backbone = load_model(ModelConfig("smollm2-135m"), "causal-lm", 0, seed=0)

@@ -34,10 +34,10 @@ _KINDS = [
 EVERY = pytest.mark.parametrize("kind", _KINDS)
 _FIELDS: dict[str, Any] = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
 _OTHERS = ("fedavg", "feddpa", "fedhft", "fedmerge", "fedsq", "pfedgate")
-_PAIRS = [  # each kind with one method that all can train, and a third of the others
+_PAIRS = [  # each kind with one method that all can train, and a sixth of the others
     pytest.param(
         kind, label, id=f"{kind}-{label}",
-        marks=pytest.mark.slow if (number + at) % 3 == 0 else pytest.mark.long,
+        marks=pytest.mark.slow if (number + at) % 6 == 0 else pytest.mark.long,
     )
     for number, kind in enumerate(OBJECTIVES)
     for at, label in enumerate(_OTHERS)

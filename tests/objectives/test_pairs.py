@@ -61,7 +61,7 @@ model.name = "model"
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_from_a_table_to_an_export(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,13 +72,8 @@ def test_two_ranks_give_the_bits_of_one_process(name: str, both: tuple[Path, Pat
     assert '"executor": "ranks"' in (both[1] / f"methods/{name}/seed-0/timings.jsonl").read_text()
 
 
-@pytest.mark.parametrize(
-    "which",
-    [
-        pytest.param("all other methods", marks=pytest.mark.slow),
-        pytest.param("variants", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["all other methods", "variants"])
 def test_so_does_every_method(which: str, tmp_path: Path) -> None:
     experiment = only(*METHODS.keys() - {*SOME})
     if which == "variants":
