@@ -125,33 +125,33 @@ def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
 HEAD = """# What the papers claim
 
 Do the claims of this library's five main papers hold here? We ran them again with smaller networks
-and fewer examples, so compare which method is ahead, and not the numbers.
+and fewer examples: compare which method is ahead, not the numbers.
 
 COUNTS
 
-Rows marked *our question* ask what the paper does not ask, and are not counted. To repeat a row:
+Rows with \\* ask what the paper does not, and are not counted. To repeat a row:
 `python -m evidence.claims fedsq-4` prints its commands, and with the run directories that these
 wrote it prints the row again ([more](evidence.md#the-papers-claims)).
 
 ## How to read the tables
 
-- **the paper**: its number and where it stands. A place alone: the paper's text has no number.
+- **the paper**: its number and where it stands. A place alone: the text has no number.
 - **ours**: accuracies (of spans the F1) of each client's own model on its own test examples, in
-  percent, at the round that validation chose, the mean over clients, then over seeds; "A against B"
+  percent, at the round that validation chose, the mean over clients, then over seeds: A against B
   in the order of the claim, then A minus B with its 95 % interval over clients and seeds, or each
-  seed's difference. "±" is the standard deviation over seeds. *Beats*: is more accurate than.
-  Rounds are those to the lower of the two best validation accuracies; fewer are better.
+  seed's difference. "±" is the standard deviation over seeds. Rounds are those to the lower of the
+  two best validation accuracies; fewer are better.
 - **what differs** from the paper, beside the sentence above the table, and how many seeds were
   run if not three. A number that is counted needs none.
 
 A claim **holds** if this is so:
 
-- two methods: the interval lies above 0. With "within N points" it lies above -N, with "within N
-  points on either side" between -N and N;
+- two methods: the interval lies above 0; "within N points": above -N; "within ± N points": between
+  -N and N;
 - one value a seed, such as the decile or rounds: the difference favours the method with every seed;
 - two gains: the first interval lies above the second;
-- a number: its mean is within a tolerance of the paper's, or reaches a bound, as in brackets. They
-  are ours where the paper has no number.
+- a number: its mean is within a tolerance of the paper's, or reaches a bound, as in brackets (ours
+  where the paper has no number).
 
 It **holds in direction** if only the mean difference is as claimed, or with one seed alone; a
 number, if it is within twice the tolerance or beyond a weaker bound (`beyond` in
@@ -208,10 +208,10 @@ _COLUMNS = "| | claim | the paper | ours | verdict | what differs |\n" + "|---" 
 
 def _row(claim: Claim, found: Outcome) -> str:
     number, done = claim["number"], len(found.seeds)
-    few = f"{done} seed{'s' * (done > 1)}" if runs(claim) and done < len(SEEDS) else ""
+    few = f"{done} seed{'s' * (done > 1)}" if runs(claim) and 0 < done < len(SEEDS) else ""
     cells = [
         claim["id"],
-        claim["claim"] + (" (our question)" if claim.get("own") else ""),
+        claim["claim"] + (" \\*" if claim.get("own") else ""),
         claim["where"] if number == "no number" else f"{number} ({claim['where']})",
         ", ".join(filter(None, [found.ours, found.spread])),
         found.verdict + (f" ({bound(claim)})" if bound(claim) else ""),

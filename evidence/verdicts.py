@@ -147,7 +147,7 @@ def _gains_more(claim: Claim, results: Results) -> Outcome:
     there, _ = _compared(claim, results, "than_set")
     verdict = _verdict(here.low > there.high, here.difference > there.difference)
     gains = f"{100 * here.difference:+.1f} against {100 * there.difference:+.1f}"
-    return Outcome(gains, f"{_interval(here)}; {_interval(there)}", verdict)
+    return Outcome(gains, f"{_limits(here)}; {_limits(there)}", verdict)
 
 
 def _decile(claim: Claim, results: Results) -> Outcome:
@@ -290,8 +290,11 @@ FIGURES: Mapping[str, Callable[[Line], float]] = {
 
 
 def _interval(found: Paired) -> str:
-    low, difference, high = (100 * x for x in (found.low, found.difference, found.high))
-    return f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{100 * found.difference:+.1f} {_limits(found)}"
+
+
+def _limits(found: Paired) -> str:
+    return f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
 
 
 def _short(value: float) -> str:
