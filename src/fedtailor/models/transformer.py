@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +124,18 @@ def _load_weights(
     if not config.pretrained:
         model = kind.from_config(hf, **options)
         return _finished(config, model), frozenset(name for name, _ in model.named_parameters())
-    model, info = kind.from_pretrained(
-        source,
-        config=hf,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        **options,
-        **origin(source, config.revision),
-    )
+    load = partial(
+        kind.from_pretrained, source, config=hf, ignore_mismatched_sizes=True,
+        output_loading_info=True, **origin(source, config.revision),
+    )  # fmt: skip
+    before = torch.get_rng_state()
+    as_stored = config.dtype == "bf16" and hf.dtype == torch.bfloat16
+    if as_stored:  # mapped from the file: no copy in float32, and one for all processes
+        model, info = load(**options | {"dtype": torch.bfloat16})
+        as_stored = not (info["missing_keys"] or info["mismatched_keys"] or _has_rounded(model))
+    if not as_stored:
+        torch.set_rng_state(before)
+        model, info = load(**options)
     used = {_NUMBER.sub(".*.", name) for name in model.state_dict()}
     others = sorted(n for n in info["unexpected_keys"] if _NUMBER.sub(".*.", n) in used)
     if others:
@@ -158,6 +163,11 @@ def _load_weights(
             "copy them again"
         )
     return _finished(config, model), frozenset(new)
+
+
+def _has_rounded(model: nn.Module) -> bool:
+    """Whether a buffer, which is to be exact, was made in the type of the weights."""
+    return any(buffer.dtype == torch.bfloat16 for buffer in model.buffers())
 
 
 def _finished(config: ModelConfig, model: Any) -> nn.Module:
