@@ -19,7 +19,9 @@ class Exported(ABC):
     """What an exported model says. This code goes into the export: it imports nothing from here."""
 
     generates = True
+    is_whole = False  # the network alone computes the logits
     about: dict[str, Any]
+    network: Any
     tokenizer: Any
 
     def say(self, given: str) -> str:
@@ -41,6 +43,9 @@ class Exported(ABC):
         said = ids.shape[1] if self.about.get("chat") else 0  # tokens that are not repeated
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit
         room = tokens if positions is None else min(tokens, positions - ids.shape[1])
+        if self.is_whole and room > 0 and hasattr(self.network, "generate"):
+            ids = self._with_cache(ids, room)
+            room = 0
         for _ in range(room):
             logits = self.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
             following = logits[:, -1].argmax(-1)
@@ -48,6 +53,17 @@ class Exported(ABC):
                 break
             ids = torch.cat([ids, following[:, None]], 1)
         return str(self.tokenizer.decode(ids[0, said:], skip_special_tokens=True))
+
+    def _with_cache(self, ids: Tensor, room: int) -> Tensor:
+        """``ids``, continued by transformers, which keeps the keys and values of all tokens."""
+        from transformers import GenerationConfig
+
+        self.network.generation_config = GenerationConfig()  # the base model's own may sample
+        longer: Tensor = self.network.generate(
+            ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=room, do_sample=False,
+            use_cache=True, eos_token_id=self.about["ends"] or None, pad_token_id=0,
+        )  # fmt: skip
+        return longer[:, :-1] if int(longer[0, -1]) in self.about["ends"] else longer
 
     def prompt(self, text: str) -> Tensor:
         """Return the tokens to go on from; a chat model's user says the text."""

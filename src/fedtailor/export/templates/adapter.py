@@ -13,6 +13,8 @@ from .base import HERE, Base, Batch
 class Model(Base):
     """The model of ``peft.PeftModel``."""
 
+    is_whole = True
+
     def __init__(self, folder: Path | str = HERE) -> None:
         from peft import PeftModel
 
