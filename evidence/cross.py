@@ -232,13 +232,13 @@ the method does not suit the network, or a run takes half an hour."""
 _HEAD = """# Fifteen methods on four data sets
 
 How good is each method, and what does it cost? The first five are the main methods of this library,
-the other ten baselines. On a data set all have the same clients, rounds, batches and model.
-**Bold**: the best, and those that can't be told from it. *n/a*: no run is planned, for reasons
-below. *not run*: no run has ended yet.
+the others baselines. On a data set all have the same clients, rounds, batches and model. **Bold**:
+the best, and those that can't be told from it. *n/a*: not planned, for reasons below. *not run*: no
+run has ended yet.
 """
 
-_COSTS = """Kilobytes that one client sends and receives in a round, and the processor time of the
-whole run, evaluation included, without runs that were interrupted:
+_COSTS = """Kilobytes that a client sends and receives in a round, and the processor time of a whole
+run, evaluation included:
 """
 
 _TAIL = """
@@ -255,14 +255,14 @@ BUDGET
 - **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders. Each run had one
   process of an x86-64 machine with 2 cores and no GPU.
 
-[cross.csv](cross.csv) has all numbers, memory and FLOPs, too. To repeat them, see
-[how the results were made](evidence.md#one-table-of-all); a data set is a preset of
-`fedtailor run map`: `--set preset=images`, `reuters`, `chat`, or none for 20 Newsgroups.
+[cross.csv](cross.csv) has memory and FLOPs, too.
+[To repeat the runs](evidence.md#one-table-of-all), take a preset of `fedtailor run map`: `images`,
+`reuters`, `chat`, or none for 20 Newsgroups.
 
 ![The mean and the worst tenth of each method on each data set](images/cross.svg)
 
-A dot is a method's mean, and its line goes to the worst tenth. Orange are the five main methods. A
-dot is open where seeds or trials are missing.
+A line goes from a method's mean to its worst tenth. Orange are the five main methods. A dot is open
+where seeds or trials are missing.
 """
 
 
