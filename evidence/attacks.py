@@ -243,9 +243,8 @@ def findings(rows: Sequence[Row]) -> list[str]:
     clean = worst.outcome.mean - worst.points / 100
     return [
         f"- **Without a rule** clients' own models are damaged in {len(hurt)} of {len(open_)} "
-        "pairs of a method and an attack: the interval of the difference lies below 0. The largest "
-        f"loss is {worst.method}'s, under {worst.attack}: from {100 * clean:.1f} % to "
-        f"{100 * worst.outcome.mean:.1f} %.",
+        f"pairs of a method and an attack. The largest loss is {worst.method}'s, under "
+        f"{worst.attack}: from {100 * clean:.1f} % to {100 * worst.outcome.mean:.1f} %.",
         _of_rules([row for row in attacked if row.method == "fedavg"]),
         _of_alignment(open_),
     ]
@@ -262,10 +261,9 @@ def _of_rules(rows: Sequence[Row]) -> str:
     of = points[best]
     return (
         f"- **Of {len(points)} rules for FedAvg**, [{best}]({_RULES}) loses least, on average over "
-        f"the {len(shared)} attacks that all of them were run under. With it accuracy changes by "
-        f"{min(of.values()):+.1f} to {max(of.values()):+.1f} points under the {len(of)} attacks "
-        f"below, without a rule by {min(plain[k] for k in of):+.1f} to "
-        f"{max(plain[k] for k in of):+.1f}."
+        f"the {len(shared)} attacks that all were run under. Under {len(of)} attacks accuracy "
+        f"changes by {min(of.values()):+.1f} to {max(of.values()):+.1f} points with it, without a "
+        f"rule by {min(plain[k] for k in of):+.1f} to {max(plain[k] for k in of):+.1f}."
     )
 
 
@@ -282,7 +280,7 @@ def _of_alignment(rows: Sequence[Row]) -> str:
     verb = "do not protect" if less else "protect"
     return (
         f"- **FedSDG's alignment weights {verb} clients' own models.** With equal weights "
-        f"(`fedsdg-uniform`) these models lose less under {less} of {len(pairs)} attacks."
+        f"(`fedsdg-uniform`) these lose less under {less} of {len(pairs)} attacks."
     )
 
 
@@ -316,29 +314,28 @@ _RULES = "robustness.md#protect-a-run"
 
 _TITLE = f"""# How much attacks damage each method
 
-Here some of 20 clients attack in every round, and the tables say how many points of accuracy the
-others lose, with and without a [rule]({_RULES}) against them.
+Some of 20 clients attack in every round: how many points of accuracy do the others lose, with and
+without a [rule]({_RULES})?
 """
 
-_HEAD = f"""## How to read the tables
+_HEAD = """## How to read the tables
 
-- A column is a method, with its [rule]({_RULES}) and the steps before it. A row is an
+- A column is a method, with the steps before its rule. A row is an
   [attack](robustness.md#simulate-attacks); "× 5" is its strength.
 - The first row has accuracies if nobody attacks: the mean over clients of each client's own model
   on its own test examples, then over seeds. Below it stand differences to that, in points, over
-  honest clients. **Bold**: the 95 % interval over clients and seeds lies below 0. Elsewhere these
-  data show no damage. †: one seed, which says little of others.
-- *Success* of a [backdoor](robustness.md#a-backdoor): the share of honest clients' examples of
-  other classes that their own models take for the attackers' class once they have the trigger.
+  honest clients. **Bold**: damaged, as the 95 % interval over clients and seeds lies below 0.
+  †: one seed, which says little of others.
+- *Success* is that of a [backdoor](robustness.md#a-backdoor) in clients' own models.
 - Where nobody attacks all 20 clients train: a rule that finds all attackers still lacks their data.
-- A rule's number of attackers is the true one. Rates were chosen without an attack. FedAvg's clip,
-  nnm and meamed was chosen among two dozen rules by the validation data of seed 0, one of the seeds
-  here, under a sign flip and under a little is enough; those trials were not kept.
+- A rule's number of attackers is the true one. Rates were chosen without an attack; clip, nnm and
+  meamed among two dozen rules by the validation data of seed 0, one of the seeds here, under a sign
+  flip and under a little is enough; those trials were not kept.
 - [attacks.csv](attacks.csv) has all intervals, the shared models, and each row's settings:
   `fedtailor run attacks --set SETTING ...` repeats it ([more](evidence.md)).
 """
 
-_BACKDOOR = "Success of the backdoor; lower is better:\n"
+_BACKDOOR = "Success of the backdoor:\n"
 
 
 def main() -> None:

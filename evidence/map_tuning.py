@@ -37,7 +37,7 @@ def budget(found: Found) -> str:
                 f"On {_CALLED[modality]} those of {in_prose(two)} also vary the setting in "
                 "brackets."
             )
-    trial = f"with a seed that no table has: {in_prose(counts)}. Trials vary the learning rate."
+    trial = f"with a seed that no table has, of the learning rate: {in_prose(counts)}."
     first = "Each method's are the best of the same number of trials on validation data,"
     return " ".join([first, trial, *said])
 

@@ -100,23 +100,19 @@ def first_choice(found: Sequence[Mapping[str, Any]]) -> str:
                     about,
                     _range(overlaps[label]),
                     f"[`{label}`](methods/{label}.md)",
-                    f"best on validation data in {len(overlaps[label])} of {len(of)} settings",
+                    f"{len(overlaps[label])} of {len(of)} settings",
                 ]
             )
     best, second = _best_language_models()
-    why = (
-        f"lowest perplexity in [one setting](cross.md): {_in_words(best)}; next {_in_words(second)}"
-    )
+    why = f"[one setting](cross.md), by perplexity: {_in_words(best)}; next {_in_words(second)}"
     rows.append(["Language models", "", f"[`{best.method}`](methods/{best.method}.md)", why])
     for cell in (task.measured() for task in other_tasks()):
         label, seeds = cell["chosen"], len(_seeds(cell))
-        why = f"best on validation data in [one setting](#other-tasks), {_in_seeds(seeds)}"
+        why = f"[one setting](#other-tasks), {_in_seeds(seeds)}"
         task = f"{_TASKS[cell['file']][0]}, a pretrained model"
         rows.append([task, "", f"[`{label}`](methods/{label}.md)", why])
-    rows.append(
-        ["Pictures, a pretrained model", "", "", "not measured: `advise` goes by the texts"]
-    )
-    header = ["your data", "label overlap", "first try", "why"]
+    rows.append(["Pictures, a pretrained model", "", "", "not measured: `advise` goes by texts"])
+    header = ["your data", "label overlap", "first try", "best on validation data in"]
     return markdown_table(header, rows, words=(0, 1, 2, 3)) + "\n"
 
 
@@ -269,7 +265,8 @@ def _elsewhere(found: Sequence[Mapping[str, Any]]) -> str:
         for method in others
         if method in where
     ]
-    return "\n".join([f"{in_prose([f'`{m}`' for m in others])} are on that page alone.", *said])
+    names = in_prose([f"`{method}`" for method in others])
+    return "\n".join([f"{names} were measured on [another page](cross.md) alone.", *said])
 
 
 def _place(cell: Mapping[str, Any]) -> tuple[bool, str, float, float, float]:
@@ -309,28 +306,28 @@ _DATA = {
 
 _HEAD = """# Which method should I use?
 
-Which method is best depends on how many clients you have, how many examples each has, and how alike
-their labels are. `fedtailor advise mine.toml` computes these three for your clients, finds the
-setting on this page that is closest, and names up to three methods that did well in it.
+It depends on how many clients you have, how many examples each has, and how alike their labels are.
+`fedtailor advise mine.toml` computes these three for your clients, finds the closest setting on
+this page, and names up to three methods that did well in it.
 
 ## In short
 """
 
-_IN_ALL = """Always run [`local`](methods/local.md), training alone, too: training together has to
-beat it. The method that validation data chose clearly does in {pays} of the {settings} settings
-below. One model for all, [`fedavg`](methods/fedavg.md), is clearly ahead of it in {ahead} of
-{shared}, and clearly behind in {behind}.
+_IN_ALL = """Always run [`local`](methods/local.md), training alone, too. The method that validation
+data chose clearly beats it in {pays} of the {settings} settings below. One model for all,
+[`fedavg`](methods/fedavg.md), is clearly ahead of it in {ahead} of {shared}, and clearly behind in
+{behind}.
 
 *Label overlap* is the share that the class distributions of two clients have in common, the mean
-over all pairs. At 100 % all have the same classes; `advise` prints yours.
+over all pairs; `advise` prints yours.
 
 On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
 at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
 {no_ends}
 `advise` prefers settings of your kind: texts, pairs of texts or pictures, a pretrained model or
-none. Only settings of your task count; without any it says so. It names the
-method with the best validation accuracy there, then those whose test accuracy does not differ
-clearly from the highest, then others that are clearly ahead of training alone.
+none. Only those of your task count. It names the method with the best validation accuracy there,
+then those whose test accuracy does not differ clearly from the highest, then others that are
+clearly ahead of training alone.
 
 ## The settings
 
@@ -339,16 +336,16 @@ local*: its test accuracy minus training alone's, in points, with the 95 % inter
 seeds. *No clear difference*: methods whose interval to the highest test accuracy contains 0.
 """
 
-_READ = """How many points is each method's mean accuracy over clients above that of training alone,
-which stands in the row `local`? **Bold**: clearly ahead. In brackets: clearly behind. Elsewhere the
-95 % interval contains 0, and the difference may be chance. In a setting all methods have the same
-clients, rounds, batches and model: with texts MiniLM, where LoRA is on the last two of six blocks
-(so FedSDG has two gates a client), with pictures a small CNN. Seeds: {seeds}.
+_READ = """How many points is each method's mean accuracy over clients above that of training alone
+(the row `local`)? **Bold**: clearly ahead. In brackets: clearly behind. Elsewhere the 95 % interval
+contains 0. In a setting all methods have the same clients, rounds, batches and model: with texts
+MiniLM, where LoRA is on the last two of six blocks (so FedSDG has two gates a client), with
+pictures a small CNN. Seeds: {seeds}.
 """
 
 _FIGURE = """[when.csv](when.csv) has everything: intervals, bytes, time, the client at the worst
-tenth, and the share of clients that would have done better alone. To repeat a setting, take its
-column `settings`: `fedtailor run map --set ...`.
+tenth, and the share of clients that would have done better alone. Its column `settings` repeats a
+setting: `fedtailor run map --set ...`.
 
 ![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
 """
@@ -368,10 +365,10 @@ We made these of real texts ([how](evidence.md#tasks-that-we-made)):
 
 {tasks}
 
-There are 8 clients with 40 examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks.
-Numbers are as above, in the task's own metric: points, or for an RMSE by how much it is lower. *No
-model*: any answer to a pair, a passage drawn at random, the mean of a client's training rows. The
-methods are close to it, or worse: so little data and training hardly tells methods apart.
+8 clients have 40 examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks. Numbers
+are as above, in the task's own metric: points, or by how much an RMSE is lower. *No model*: any
+answer to a pair, a passage drawn at random, the mean of a client's training rows. The methods are
+close to it, or worse: so little data and training hardly tells them apart.
 
 {table}
 """
@@ -379,19 +376,19 @@ methods are close to it, or worse: so little data and training hardly tells meth
 _TAIL = """## What this doesn't say
 
 With other data, longer training or another model the order may change: compare two or three methods
-on your own validation data. [Fifteen methods on four data sets](cross.md) has other data.
+on your own validation data.
 {elsewhere}
 
 - **Settings.** {budget}
 - **Rates** were searched in two settings alone: 20 Newsgroups, with half the rounds, and
-  Fashion-MNIST, both at Dirichlet 0.3 with about 60 examples a client. All others use these rates,
-  so a method may look worse than it is. {edges}
+  Fashion-MNIST, both at Dirichlet 0.3 with about 60 examples a client. Elsewhere a method may look
+  worse than it is. {edges}
 - {gates}
 - {head_passes}
 - {absent}
 - **FedSQ** is made for pretrained networks; on pictures its pattern is that of random weights.
-- **Inputs.** Clients differ here in labels and numbers of examples. Where they differ in their
-  inputs, such as scanners, only [FedMerge's Figure 6](claims.md#fedmerge) was measured.{missing}
+- **Inputs**, such as scanners, differ among clients only in [FedMerge's Figure
+  6](claims.md#fedmerge), here labels and numbers of examples.{missing}
 
 `python -m evidence.when` writes every number ([how](evidence.md)). `preset=images` needs
 [Fashion-MNIST](data.md#use-a-ready-data-set).
