@@ -158,5 +158,6 @@ def test_the_cost_is_said_and_the_metric_chooses_the_round(
         "texts     15 answers for 3 clients, of at most 5 tokens, by own and global models, after "
         "2 of 3 rounds: at most 300 tokens for each method and seed"
     ) in said, said[said.find("texts  ") :][:300]
+    assert "client's step; writing the texts comes on top)" in said
     assert "rougeL" in result.report().read_text()
     assert read(result.path).trials[0].commit.best_round in (2, 3)

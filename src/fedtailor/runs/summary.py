@@ -153,7 +153,8 @@ class StartSummary:
             yield from (f"{line}" for line in self._costs().splitlines())
             yield from (f"hint      {text}" for text in self.hints)
             total = sum(one.bytes_total for one in self.methods)
-            yield f"time      about {self._time()} (from one client's step)"
+            more = "; writing the texts comes on top" if self.texts else ""
+            yield f"time      about {self._time()} (from one client's step{more})"
             yield f"bytes     about {si(total, 'B')} between the server and the clients"
             yield f"memory    {self._memory()}"
 
