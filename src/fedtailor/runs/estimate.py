@@ -33,6 +33,7 @@ from ..user_code import portable
 from .build import Inputs
 from .experiment import Experiment
 from .summary import MethodSummary, Sizes, StartSummary, TrialSummary
+from .unused import unused
 
 _MANY = 100  # clients, whose evaluation may take long
 _LONG_STEP = 30.0  # seconds; a step that takes longer is not repeated without its warm-up
@@ -85,6 +86,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         trials=[TrialSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
         methods=methods,
         hints=[
+            *unused(experiment, labels, dataset.objective),
             *_whole_models(experiment, labels, backbone, parameters),
             *_undefined(experiment, federation),
             *_short_batches(methods),

@@ -1,0 +1,79 @@
+"""Settings that are given and change nothing, since another setting leaves them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..method import Method
+from ..objectives.objective import Objective
+from ..optim import Optimiser
+from .experiment import Experiment
+
+_NEEDED: dict[
+    str, dict[str, tuple[str, ...]]
+] = {  # by section and field: the section's field that must have one of these values
+    "split": {
+        "alpha": ("scheme", "dirichlet"),
+        "classes_per_client": ("scheme", "pathological"),
+        "shards_per_client": ("scheme", "shards"),
+        "clusters": ("scheme", "clusters"),
+        "cluster_sizes": ("scheme", "clusters"),
+    },
+    "schedule": {"final": ("name", "linear", "cosine")},
+    "engine": {
+        "clients_per_step": ("executor", "vectorised", "auto"),
+        "processes": ("executor", "processes", "auto"),
+    },
+}
+_OPTIMISER = {
+    "momentum": ("name", "sgd"),
+    **dict.fromkeys(("beta1", "beta2", "eps"), ("name", "adam", "adamw")),
+}
+_METHOD = dict.fromkeys(("rank", "lora_alpha"), ("trainable", "lora"))
+
+
+def unused(experiment: Experiment, labels: Sequence[str], task: Objective) -> list[str]:
+    """Say which settings of an experiment, and of these methods, have no effect, and why."""
+    found = [
+        line
+        for name, needed in _NEEDED.items()
+        for line in _unused(name, getattr(experiment, name), needed)
+    ]
+    local, cohort, schedule = experiment.local, experiment.cohort, experiment.schedule
+    if local.steps is not None and local.epochs != 1:
+        found.append(f"local.epochs = {local.epochs} has no effect beside local.steps")
+    if cohort.size is not None and cohort.fraction != 1:
+        found.append(f"cohort.fraction = {cohort.fraction} has no effect beside cohort.size")
+    if schedule.warmup_rounds >= experiment.rounds:
+        found.append(
+            f"schedule.warmup_rounds = {schedule.warmup_rounds} is no less than rounds: learning "
+            "rates never get as high as they are set"
+        )
+    template = experiment.model.chat_template
+    if template is not None and not task.joins_columns:
+        found.append(f"model.chat_template = {template!r} has no effect on the task {task.name!r}")
+    for label in labels:
+        found += _of_method(f"methods.{label}", experiment.methods[label])
+    return found
+
+
+def _of_method(name: str, method: Method) -> Iterator[str]:
+    if hasattr(method, "trainable"):
+        yield from _unused(name, method, _METHOD)
+    for field in fields(method):
+        if isinstance(one := getattr(method, field.name), Optimiser):
+            yield from _unused(f"{name}.{field.name}", one, _OPTIMISER)
+
+
+def _unused(name: str, section: Any, needed: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """What ``section`` has that is not its default, and needs another choice than it has."""
+    usual = {field.name: field.default for field in fields(section)}
+    for field, (by, *allowed) in needed.items():
+        value, chosen = getattr(section, field, None), getattr(section, by)
+        if field in usual and value != usual[field] and chosen not in allowed:
+            yield (
+                f"{name}.{field} = {value} has no effect where {name}.{by} is {chosen!r}; it is "
+                f"for {' or '.join(map(repr, allowed))}"
+            )
