@@ -93,7 +93,8 @@ def freeze(kind: str, python: Path) -> None:
     """Write what is installed to ``requirements/KIND.txt``."""
     command = [python, "-m", "pip", "freeze", "--exclude-editable"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    versions = re.sub(r"\+\w+$", "", done.stdout, flags=re.MULTILINE)  # a CPU build's +cpu
+    # a CPU build has +cpu, another one packages of its own
+    versions = re.sub(r"\+\w+$|^(cuda|nvidia|triton).*\n", "", done.stdout, flags=re.MULTILINE)
     head = f"# The {kind} versions that `make test-versions` tests.\n"
     (ROOT / f"requirements/{kind}.txt").write_text(head + versions)
 
