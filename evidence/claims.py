@@ -26,7 +26,6 @@ from fedtailor.store.format import has_commit
 from fedtailor.store.logs import read_commit
 
 from .accounting import command as count_command
-from .cross_cells import SEEDS
 from .map_tuning import end_of
 from .markdown import markdown_table
 from .rates import trials
@@ -140,9 +139,8 @@ wrote it prints the row again ([more](evidence.md#the-papers-claims)).
   percent, at the round that validation chose, the mean over clients, then over seeds: A against B
   in the order of the claim, then A minus B with its 95 % interval over clients and seeds, or each
   seed's difference. "±" is the standard deviation over seeds. Rounds are those to the lower of the
-  two best validation accuracies; fewer are better.
-- **what differs** from the paper, beside the sentence above the table, and how many seeds were
-  run if not three. A number that is counted needs none.
+  two best validation accuracies; fewer are better. Of three seeds, but †: one, ‡: two.
+- **what differs** from the paper, beside the sentence above the table.
 
 A claim **holds** if this is so:
 
@@ -206,16 +204,19 @@ def _counts(outcomes: Mapping[str, Outcome]) -> str:
 _COLUMNS = "| | claim | the paper | ours | verdict | what differs |\n" + "|---" * 6 + "|"
 
 
+_FEW = {1: "†", 2: "‡"}  # of seeds; the others have all
+
+
 def _row(claim: Claim, found: Outcome) -> str:
     number, done = claim["number"], len(found.seeds)
-    few = f"{done} seed{'s' * (done > 1)}" if runs(claim) and 0 < done < len(SEEDS) else ""
+    few = _FEW.get(done, "") if runs(claim) else ""
     cells = [
         claim["id"],
         claim["claim"] + (" \\*" if claim.get("own") else ""),
         claim["where"] if number == "no number" else f"{number} ({claim['where']})",
-        ", ".join(filter(None, [found.ours, found.spread])),
+        ", ".join(filter(None, [found.ours, found.spread])) + few,
         found.verdict + (f" ({bound(claim)})" if bound(claim) else ""),
-        "; ".join(filter(None, [few, claim["differs"]])),
+        claim["differs"],
     ]
     return f"| {' | '.join(cells)} |"
 
