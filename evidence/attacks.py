@@ -187,11 +187,12 @@ def _pivot(found: Sequence[Row], shown: Callable[[Row], str] | None = None) -> s
     columns = list(dict.fromkeys(row.column for row in found))
     by = {(row.attack, row.column): shown(row) for row in found}
     table = [[_share(one), *(by.get((one, column), "") for column in columns)] for one in attacks]
-    return markdown_table(["attack, share of clients", *columns], table) + "\n"
+    return markdown_table(["attack", *columns], table) + "\n"
 
 
 def _share(attack: str) -> str:
-    return attack.removesuffix(" of the clients")
+    """An attack with its share of the clients, but for a fifth."""
+    return attack.removesuffix(" of the clients").removesuffix(", 20 %")
 
 
 def _points(row: Row) -> str:
@@ -321,7 +322,8 @@ without a [rule]({_RULES})?
 _HEAD = """## How to read the tables
 
 - A column is a method, with the steps before its rule. A row is an
-  [attack](robustness.md#simulate-attacks); "× 5" is its strength.
+  [attack](robustness.md#simulate-attacks) by a fifth of the clients, or by the share that it names;
+  "× 5" is its strength.
 - The first row has accuracies if nobody attacks: the mean over clients of each client's own model
   on its own test examples, then over seeds. Below it stand differences to that, in points, over
   honest clients. **Bold**: damaged, as the 95 % interval over clients and seeds lies below 0.

@@ -123,14 +123,14 @@ def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
 
 HEAD = """# What the papers claim
 
-Do the claims of this library's five main papers hold here? We ran them again with smaller networks
-and fewer examples: compare which method is ahead, not the numbers.
+Do the claims of this library's five main papers hold here, with smaller networks and fewer
+examples? Compare which method is ahead, not the numbers.
 
 COUNTS
 
-Rows with \\* ask what the paper does not, and are not counted. To repeat a row:
-`python -m evidence.claims fedsq-4` prints its commands, and with the run directories that these
-wrote it prints the row again ([more](evidence.md#the-papers-claims)).
+Rows with \\* ask what the paper does not, and are not counted.
+`python -m evidence.claims fedsq-4` prints a row's commands, and with the run directories that these
+wrote the row again ([more](evidence.md#the-papers-claims)).
 
 ## How to read the tables
 
@@ -153,9 +153,8 @@ A claim **holds** if this is so:
 
 It **holds in direction** if only the mean difference is as claimed, or with one seed alone; a
 number, if it is within twice the tolerance or beyond a weaker bound (`beyond` in
-`evidence/claims.toml`). **Not here**: neither, or the method diverged. This does not refute the
-claim: where the interval contains 0 our data cannot tell. Seeds with which the other method
-diverged are left out, and named.
+`evidence/claims.toml`). **Not here**: neither, or the method diverged. Where the interval contains
+0 our data cannot tell. Seeds with which the other method diverged are left out, and named.
 
 Rates are chosen on validation data by [trials](evidence.md#trials); `papers/fedsq` has the paper's.
 Some methods have the rate of one that is like them, and may look worse than they are: FedAvg + FT,

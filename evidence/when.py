@@ -109,9 +109,9 @@ def first_choice(found: Sequence[Mapping[str, Any]]) -> str:
     for cell in (task.measured() for task in other_tasks()):
         label, seeds = cell["chosen"], len(_seeds(cell))
         why = f"[one setting](#other-tasks), {_in_seeds(seeds)}"
-        task = f"{_TASKS[cell['file']][0]}, a pretrained model"
+        task = f"{_TASKS[cell['file']][0]}, pretrained model"
         rows.append([task, "", f"[`{label}`](methods/{label}.md)", why])
-    rows.append(["Pictures, a pretrained model", "", "", "not measured: `advise` goes by texts"])
+    rows.append(["Pictures, pretrained model", "", "", "not measured: `advise` goes by texts"])
     header = ["your data", "label overlap", "first try", "best on validation data in"]
     return markdown_table(header, rows, words=(0, 1, 2, 3)) + "\n"
 
@@ -294,8 +294,8 @@ def _signed(interval: Sequence[float]) -> str:
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _KINDS = {
-    ("text", True): "Texts with labels, a pretrained model",
-    ("image", False): "Pictures, a network from random weights",
+    ("text", True): "Texts with labels, pretrained model",
+    ("image", False): "Pictures, random weights",
 }
 
 _DATA = {
@@ -324,10 +324,9 @@ over all pairs; `advise` prints yours.
 On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
 at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
 {no_ends}
-`advise` prefers settings of your kind: texts, pairs of texts or pictures, a pretrained model or
-none. Only those of your task count. It names the method with the best validation accuracy there,
-then those whose test accuracy does not differ clearly from the highest, then others that are
-clearly ahead of training alone.
+`advise` takes settings of your task, and prefers your kind: texts, pairs of texts or pictures, a
+pretrained model or none. It names the best method there on validation data, then those whose test
+accuracy does not differ clearly from the highest, then others clearly ahead of training alone.
 
 ## The settings
 
