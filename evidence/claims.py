@@ -207,12 +207,12 @@ _FEW = {1: "†", 2: "‡"}  # of seeds; the others have all
 
 
 def _row(claim: Claim, found: Outcome) -> str:
-    number, done = claim["number"], len(found.seeds)
+    number, where, done = claim["number"], claim["where"], len(found.seeds)
     few = _FEW.get(done, "") if runs(claim) else ""
     cells = [
         claim["id"],
         claim["claim"] + (" \\*" if claim.get("own") else ""),
-        claim["where"] if number == "no number" else f"{number} ({claim['where']})",
+        where if number == "no number" else f"{number} ({where})" if where else number,
         ", ".join(filter(None, [found.ours, found.spread])) + few,
         found.verdict + (f" ({bound(claim)})" if bound(claim) else ""),
         claim["differs"],
