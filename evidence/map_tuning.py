@@ -94,7 +94,7 @@ def absent(found: Found) -> str:
         "convolutions of the network at their random values."
     ]
     for method in sorted(rows["image"] - rows["text"]):
-        said.append(f"`{method}` has no rows for texts, where it trains the whole model.")
+        said.append(f"`{method}` has none for texts, where it trains the whole model.")
         said += _elsewhere(method)
     return "**Missing rows.** " + " ".join(said)
 
@@ -116,7 +116,7 @@ def _elsewhere(method: str) -> list[str]:
     run = f"In [runs on texts](cross.md) it had {in_prose(said)}."
     if times:
         low, high = (f"{value:.1f}" for value in (min(times), max(times)))
-        run += f" It took {low} to {high} times the processor time of training alone."
+        run += f" It took {low} to {high} times the latter's processor time."
     return [run, *_smallest(method)]
 
 
@@ -147,11 +147,10 @@ def gates(found: Found) -> str:
     }
     alike = {_value(own, "lr_gate"): 100 * validation(line) for own, line in tried[_ALIKE].items()}
     return (
-        f"**FedSDG.** Its gates learn at {used:g} here, and at {default:g} by default, which was "
-        f"chosen later. On validation data the two came to {scores[used]:.1f} % and "
-        f"{scores[default]:.1f} % at Dirichlet 0.1 (20 clients, one seed), and to "
-        f"{alike[used]:.1f} % and {alike[default]:.1f} % in the quickstart: where clients differ "
-        "much FedSDG may do better than its rows say."
+        f"**FedSDG's** gates learn at {used:g} here, and at {default:g} by default, chosen later. "
+        f"On validation data these came to {scores[used]:.1f} % and {scores[default]:.1f} % at "
+        f"Dirichlet 0.1 (20 clients, one seed), to {alike[used]:.1f} % and {alike[default]:.1f} % "
+        "in the quickstart: where clients differ much FedSDG may do better than its rows say."
     )
 
 
@@ -166,7 +165,7 @@ def head_passes(found: Found) -> str:
             if s.startswith("head_passes=")
         ]
         said.append(f"{number} on {called}")
-    return f"**FedRep.** Its `head_passes`, {in_prose(said)}, was not tuned."
+    return f"**FedRep's** `head_passes`, {in_prose(said)}, was not tuned."
 
 
 def _of_modality(found: Found, modality: str) -> dict[str, Mapping[Own, Mapping[str, Any]]]:

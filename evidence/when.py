@@ -325,14 +325,13 @@ On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks
 at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
 {no_ends}
 `advise` takes settings of your task, and prefers your kind: texts, pairs of texts or pictures, a
-pretrained model or none. It names the best method there on validation data, then those whose test
-accuracy does not differ clearly from the highest, then others clearly ahead of training alone.
+pretrained model or none. It names the best method there on validation data first.
 
 ## The settings
 
-*Examples* are the training examples of the median client. *Best method*: on validation data. *Over
-local*: its test accuracy minus training alone's, in points, with the 95 % interval over clients and
-seeds. *No clear difference*: methods whose interval to the highest test accuracy contains 0.
+*Examples*: of the median client, for training. *Best method*: on validation data. *Over local*: its
+test accuracy minus training alone's, in points, with the 95 % interval over clients and seeds. *No
+clear difference*: methods whose interval to the highest test accuracy contains 0.
 """
 
 _READ = """How many points is each method's mean accuracy over clients above that of training alone
