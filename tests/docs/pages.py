@@ -12,6 +12,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,13 +75,10 @@ def run(page: str, folder: Path, seconds: float = 900) -> dict[int, str]:
         )  # fmt: skip
         try:
             code = process.wait(seconds)
+            left = _is_left(process.pid)
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                left = False
-            else:
-                left = process.poll() is not None
             process.wait()
     rest = said.read_text()
     assert code == 0, rest[-3000:]
@@ -92,6 +91,17 @@ def run(page: str, folder: Path, seconds: float = 900) -> dict[int, str]:
             before, _, rest = rest.partition(_END.format(block.line) + "\n")
             now += before
     return printed
+
+
+def _is_left(group: int) -> bool:
+    """Whether processes of the group are there after half a minute, in which a server may end."""
+    for _ in range(300):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def essence(line: str) -> str:
