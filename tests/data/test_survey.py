@@ -50,10 +50,14 @@ def test_without_usual_names_the_column_of_fewest_values_is_the_label(tmp_path: 
 
 def test_names_that_come_often_are_no_text_however_long(tmp_path: Path) -> None:
     names = ["the department of all that is red", "the department of all that itches"]
-    found = table(
-        tmp_path, a=[f"a rash, {n}" for n in range(40)], b=names * 20, c=[0, 1, 1, 0] * 10
-    )
-    assert found.roles(None, "c", None).source == "a"
+    notes = [f"the ward was clean on day {n}" for n in range(40)]
+    rest = {"b": names * 20, "c": [0, 1, 1, 0] * 10}
+    assert table(tmp_path, a=notes, **rest).roles(None, "c", None).source == "a"
+    codes = [f"T{n:04d}x" for n in range(40)]  # no texts, so what is said again and again is one
+    assert table(tmp_path, a=codes, **rest).roles(None, "c", None).source == "b"
+    few = [note if n % 8 == 0 else "" for n, note in enumerate(notes)]
+    found = table(tmp_path, a=codes, b=few, c=rest["c"])
+    assert found.roles(None, "c", None).source == "b"
 
 
 def test_ages_dates_and_clients_are_not_guessed_as_labels(tmp_path: Path) -> None:

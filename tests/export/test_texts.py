@@ -36,6 +36,19 @@ logits, model.logits = model.logits(batch), None
 torch.save((batch, logits, written, model.answer(sys.argv[2])), sys.argv[1] + ".pt")
 """
 
+_WRITES = """
+import json, sys
+sys.modules["fedtailor"] = None
+sys.path.insert(0, sys.argv[1])
+from model import Model
+model, said = Model(), []
+for ends in ([], [int(sys.argv[3])]):
+    model.about["ends"] = ends
+    for go_on in (model._with_cache, model._without_cache):
+        said.append(go_on(model.prompt(sys.argv[2]), 6)[0].tolist())
+print(json.dumps(said))
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -44,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     out = save(tmp_path / "gpt2", DECODERS["gpt2"], CAUSAL)
+    (out / "generation_config.json").write_text('{"repetition_penalty": 9.0}')  # not ours
     special = {"pad_token": "[PAD]", "eos_token": "[END]"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(str(out))
     return out
@@ -79,6 +93,16 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     assert written.startswith("the price of oil")
     assert full == texts[0]  # four tokens, as many as the model reads then, so it is not called
     adapter = export_model(run, "fedsdg", tmp_path / "adapter", client=1)
+    said: list[list[int]] = []
+    for end in (0, None):  # the second token that is written, next
+        number = str(said[0][5] if end is None else end)
+        command = [sys.executable, "-I", "-c", _WRITES, str(adapter), texts[0], number]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        said = json.loads(done.stdout)
+        assert said[0] == said[1]  # with and without a cache
+        assert said[2] == said[3]
+    assert len(said[0]) == 10
+    assert len(said[2]) < 10
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert (config["r"], config["task_type"]) == (4, "CAUSAL_LM")  # two branches of rank 2
     command = f"vllm serve {folder} --enable-lora --max-lora-rank 8 --lora-modules client=."

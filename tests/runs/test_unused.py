@@ -33,6 +33,12 @@ def test_a_setting_that_another_leaves_out_is_said(settings: dict[str, Any], sai
     assert said in line
 
 
+def test_what_a_method_has_by_default_is_not_said() -> None:
+    experiment = parse({"rounds": 2, "methods": {"fedmask": {"optimiser": {"name": "sgd"}}}})
+    assert experiment.methods["fedmask"].optimiser.eps == 1e-5  # type: ignore[attr-defined]
+    assert unused(experiment, ["fedmask"], OBJECTIVES["classification"]) == []
+
+
 def test_no_built_in_experiment_has_one() -> None:
     for path in builtin.experiments().values():
         experiment = load(path)

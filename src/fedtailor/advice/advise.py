@@ -24,7 +24,7 @@ from .measured import ALONE, Population, Regime, Setting, measured_settings
 from .words import can_adapt, cells_of, data_of, in_words, model_of
 
 MOST = 3  # methods that are named
-_TOGETHER = "fedavg"  # with training alone, where no method is named
+BASELINES = ("fedavg", ALONE)  # what every comparison has
 _FAR = 1.0
 _OTHER_DATA = 0.5  # how much farther a setting is if its data set is another one
 _FULL = 3  # seeds of a setting that is measured in full
@@ -94,11 +94,13 @@ class Advice:
             said += [*self._alone(self.setting), ""]
         said += [*self._table(self.setting), ""]
         if self.methods:
-            said.append(f"Compare them on your own validation data{self._whose_settings}:")
+            whose = self._whose_settings(self.labels())
+            said.append(f"Compare them on your own validation data{whose}:")
             said += [f"  {line}" for line in self.command(source, changes)]
         else:
-            said.append("See on your own validation data whether one model for all pays:")
-            said += [f"  {line}" for line in self.command(source, changes, [_TOGETHER, ALONE])]
+            whose = self._whose_settings(BASELINES)
+            said.append(f"See on your own validation data whether one model for all pays{whose}:")
+            said += [f"  {line}" for line in self.command(source, changes, BASELINES)]
         said.append(
             "If the experiment has already run, this adds the missing methods to its table."
         )
@@ -119,11 +121,10 @@ class Advice:
         if ahead := [label for label in ahead if label not in self.left_out]:
             yield f"Clearly ahead of training alone: {', '.join(ahead)}."
         elif not self.methods:
-            yield "No method was ahead of it."
+            yield f"No {'other ' if self.left_out else ''}method was ahead of it."
 
-    @property
-    def _whose_settings(self) -> str:
-        added = [label for label in self.labels() if label not in self.own]
+    def _whose_settings(self, labels: Sequence[str]) -> str:
+        added = [label for label in labels if label not in self.own]
         if not added:
             return ""
         if self.like:

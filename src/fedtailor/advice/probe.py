@@ -14,10 +14,8 @@ from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
 from ..store.metrics import higher_is_better, unit_of
 from ..temporary_folder import temporary_folder
-from .advise import MOST, Advice
+from .advise import BASELINES, MOST, Advice
 from .measured import ALONE
-
-_BASELINES = (ALONE, "fedavg")
 
 
 def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None = None) -> Best:
@@ -29,7 +27,7 @@ def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None 
             "a probe compares methods on validation data, and split.validation is 0; set it to a "
             "share of the training examples, e.g. 0.2"
         )
-    labels = dict.fromkeys([*advice.methods, *_BASELINES, *experiment.methods])
+    labels = dict.fromkeys([*advice.methods, *BASELINES, *experiment.methods])
     short = replace(
         experiment,
         methods={

@@ -233,13 +233,18 @@ class Survey:
             if column.kind in ("text", "picture")
             and (_is_called(column.name, _TEXTS) or not _is_called(column.name, _CLIENTS))
         ]
-        few = self.rows // _REPEATED  # so many values are names rather than texts
+        texts = any(self._words(c.name) > 1 for c in found if not self._has_names(c))
 
         def order(one: Column) -> tuple[bool, bool, bool, int]:
             is_called = _is_called(one.name, _TEXTS)
-            return one.kind != "picture", not is_called, one.distinct <= few, -one.long
+            is_name = texts and self._has_names(one)
+            return one.kind != "picture", not is_called, is_name, -one.long
 
         return sorted(found, key=order)
+
+    def _has_names(self, one: Column) -> bool:
+        """Whether few values, each in many rows, stand there: of wards rather than in notes."""
+        return one.kind == "text" and one.distinct * _REPEATED <= self.rows - one.missing
 
     def label_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may hold classes, the likeliest first; ``taken`` have another role. Ages
@@ -327,7 +332,8 @@ class Survey:
             return
         alike = [c.name for c in found if c.kind == chosen.kind]
         if chosen.kind == "text":
-            alike = [name for name in alike if self._words(name) >= _SENTENCE]
+            names = {c.name for c in found if self._has_names(c)} - {chosen.name}
+            alike = [n for n in alike if n not in names and self._words(n) >= _SENTENCE]
         if len(alike) > 1:
             raise InputError(
                 f"columns {', '.join(map(repr, alike[:_SENTENCE]))} of {self.path} may each be the "

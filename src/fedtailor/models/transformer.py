@@ -134,6 +134,7 @@ def _load_weights(
         model, info = load(**options | {"dtype": torch.bfloat16})
         as_stored = not (info["missing_keys"] or info["mismatched_keys"] or _has_rounded(model))
     if not as_stored:
+        model = None  # not two at a time
         torch.set_rng_state(before)
         model, info = load(**options)
     used = {_NUMBER.sub(".*.", name) for name in model.state_dict()}

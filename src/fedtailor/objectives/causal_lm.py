@@ -19,7 +19,7 @@ class Exported(ABC):
     """What an exported model says. This code goes into the export: it imports nothing from here."""
 
     generates = True
-    is_whole = False  # the network alone computes the logits
+    is_network_alone = False  # whether the network alone computes the logits
     about: dict[str, Any]
     network: Any
     tokenizer: Any
@@ -37,22 +37,28 @@ class Exported(ABC):
 
         The result is no longer than what the model reads.
         """
-        import torch
-
         ids = self.prompt(text)
         said = ids.shape[1] if self.about.get("chat") else 0  # tokens that are not repeated
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit
         room = tokens if positions is None else min(tokens, positions - ids.shape[1])
-        if self.is_whole and room > 0 and hasattr(self.network, "generate"):
+        of_transformers = self.about["inputs"]["kind"] == "text"  # the network's class
+        if self.is_network_alone and of_transformers and room > 0:
             ids = self._with_cache(ids, room)
-            room = 0
+        else:
+            ids = self._without_cache(ids, room)
+        return str(self.tokenizer.decode(ids[0, said:], skip_special_tokens=True))
+
+    def _without_cache(self, ids: Tensor, room: int) -> Tensor:
+        """``ids``, continued, each time from all tokens anew."""
+        import torch
+
         for _ in range(room):
             logits = self.logits({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
             following = logits[:, -1].argmax(-1)
             if int(following) in self.about["ends"]:
                 break
             ids = torch.cat([ids, following[:, None]], 1)
-        return str(self.tokenizer.decode(ids[0, said:], skip_special_tokens=True))
+        return ids
 
     def _with_cache(self, ids: Tensor, room: int) -> Tensor:
         """``ids``, continued by transformers, which keeps the keys and values of all tokens."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..method import Method
+from ..method import FineTuning, Method
 from ..objectives.objective import Objective
 from ..optim import Optimiser
 from .experiment import Experiment
@@ -53,27 +53,33 @@ def unused(experiment: Experiment, labels: Sequence[str], task: Objective) -> li
         )
     template = experiment.model.chat_template
     if template is not None and not task.joins_columns:
-        found.append(f"model.chat_template = {template!r} has no effect on the task {task.name!r}")
+        found.append(
+            f"model.chat_template = {template!r} has no effect on training the task {task.name!r}"
+        )
     for label in labels:
         found += _of_method(f"methods.{label}", experiment.methods[label])
     return found
 
 
 def _of_method(name: str, method: Method) -> Iterator[str]:
-    if hasattr(method, "trainable"):
+    if isinstance(method, FineTuning):
         yield from _unused(name, method, _METHOD)
     for field in fields(method):
         if isinstance(one := getattr(method, field.name), Optimiser):
-            yield from _unused(f"{name}.{field.name}", one, _OPTIMISER)
+            yield from _unused(f"{name}.{field.name}", one, _OPTIMISER, field.default)
 
 
-def _unused(name: str, section: Any, needed: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """What ``section`` has that is not its default, and needs another choice than it has."""
-    usual = {field.name: field.default for field in fields(section)}
+def _unused(
+    name: str, section: Any, needed: Mapping[str, tuple[str, ...]], usual: Any = None
+) -> Iterator[str]:
+    """What ``section`` has that is not its default, nor that of ``usual``, and needs another choice
+    than it has. "auto" may do without what it takes."""
+    defaults = {field.name: field.default for field in fields(section)}
     for field, (by, *allowed) in needed.items():
-        value, chosen = getattr(section, field, None), getattr(section, by)
-        if field in usual and value != usual[field] and chosen not in allowed:
+        value, chosen = getattr(section, field), getattr(section, by)
+        if value not in (defaults[field], getattr(usual, field, None)) and chosen not in allowed:
+            known = " or ".join(repr(one) for one in allowed if one != "auto")
             yield (
                 f"{name}.{field} = {value} has no effect where {name}.{by} is {chosen!r}; it is "
-                f"for {' or '.join(map(repr, allowed))}"
+                f"for {known}"
             )

@@ -13,7 +13,7 @@ from .base import HERE, Base, Batch
 class Model(Base):
     """The model of ``peft.PeftModel``."""
 
-    is_whole = True
+    is_network_alone = True
 
     def __init__(self, folder: Path | str = HERE) -> None:
         from peft import PeftModel

@@ -10,7 +10,7 @@ from .base import Base, Batch
 class Model(Base):
     """The model as it stands."""
 
-    is_whole = True
+    is_network_alone = True
 
     def logits(self, batch: Batch) -> Tensor:
         return self.forward(batch)
