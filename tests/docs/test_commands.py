@@ -91,7 +91,7 @@ NOT_RUN = {
     "CONTRIBUTING": {"make": "each is a check of its own",
                      "python docs/": "tests/test_docs.py checks what they write",
                      "python -m (pytest|tests)": "runs the tests",
-                     "fedtailor describe NAME": "tests/cli describes every method"},
+                     "fedtailor (describe|check-method) NAME": "tests do"},
     "deployment": {"": "the tutorial on three sites runs them"},
     "evidence": {"": "hours; tests/evidence runs the scripts on the kept results"},
     "flower": {"": "tests/flower runs the app"},
