@@ -104,6 +104,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
         del content["attack"]
     if not experiment.faults.is_active:
         del content["faults"]
+    if not experiment.privacy.is_active:
+        del content["privacy"]
     for method in content["methods"]:
         if method["robust"]["rule"] == "none" and not method["robust"]["before"]:
             method["robust"] = dict(NO_RULE)

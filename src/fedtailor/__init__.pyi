@@ -48,6 +48,7 @@ from .store.rollback import rollback as rollback
 from .task.backbone import Backbone as Backbone
 from .task.task import Task as Task
 from .trackers.follow import track as track
+from .uploads.accounting import PrivacyConfig as PrivacyConfig
 from .uploads.rules import Robust as Robust
 
 write_report = write

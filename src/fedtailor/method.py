@@ -175,6 +175,12 @@ class Method(ABC):
         return backbone.model
 
     @property
+    def averages(self) -> bool:
+        """Whether the server's next state depends on the mean of the uploads alone, as this method
+        is configured: what noise on the mean, as of differential privacy, needs."""
+        return self.needs_only_mean
+
+    @property
     def needs_public_labels(self) -> bool:
         """Whether `local` trains on the labels of ``context.public``, too."""
         return False

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from ..data.federation import Federation
-from ..errors import InputError
+from ..errors import InputError, listed
 from ..method import Method
 from ..objectives import OBJECTIVES
 from ..task.task import Task
-from .config import Plan
+from ..uploads.accounting import PrivacyConfig
+from .config import CohortConfig, Plan
 from .executors.processes import check_processes
 from .forms import check_plain_hooks
+from .prepare import first_steps, with_least_batch
 
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
@@ -27,6 +30,34 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
         )
     cohort_size = plan.cohort_size(federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
+    if plan.privacy.is_active and not method.trains_alone:
+        _check_releases(method, task, federation, plan)
+
+
+def _check_releases(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
+    """Raise InputError where noise on the mean of updates does not cover all that clients send: a
+    client trains on one batch, and its upload shows what that is."""
+    plain = replace(plan, privacy=PrivacyConfig())
+    federation = with_least_batch(method, task, federation, plan.local.batch_size)
+    works, server, request = first_steps(method, task, federation, plain)
+    update = works.train.complete(request, works.train.prepare(server, request))
+    chain = works.train.chain
+    upload = chain.receive(update.packed, chain.at(server, 1, [request.client]))
+    covered = chain.context.updates(upload)
+    buffers = tuple(task.buffers)
+    if buffers and (statistics := sorted(name for name in upload if name.endswith(buffers))):
+        raise InputError(
+            f"privacy: {method.name} sends running statistics ({listed(statistics, few=2)}), which "
+            "noise would spoil; set model.batch_norm = 'frozen'"
+        )
+    if method.averages and covered.keys() == upload.keys():
+        return
+    beside = sorted(name for name in upload if name not in covered or name not in server)
+    sent = f"; beside the update it sends {listed(beside, few=3)}" if beside else ""
+    raise InputError(
+        f"privacy: {method.name} as configured needs each client's own upload, and noise covers "
+        f"the mean of updates alone{sent}. Leave the method or [privacy] out"
+    )
 
 
 def check_attack(federation: Federation, plan: Plan) -> None:
@@ -87,6 +118,35 @@ def check_faults(method: Method, federation: Federation, plan: Plan, taking_part
         )
 
 
+def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the plan would spend more than the account of its privacy says."""
+    if not plan.privacy.is_active:
+        return
+    cohort, usual = plan.cohort, CohortConfig()
+    bounds = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
+    changed = [f"cohort.{name}" for name in bounds if getattr(cohort, name) != getattr(usual, name)]
+    reasons = {
+        "cohort.buffer": (cohort.buffer is not None, "cohorts are not drawn at random"),
+        "cohort.max_share": (cohort.max_share is not None, "all clients have the same share"),
+        "faults": (plan.faults.is_active, "the noise is for a whole cohort"),
+        "engine.on_divergence = 'skip'": (
+            plan.engine.on_divergence == "skip", "the noise is for a whole cohort"
+        ),
+        "attack.kind": (plan.attack.on_uploads, "what attackers send would not be clipped"),
+        "robust": (method.robust.is_active, "a rule looks at uploads before there is noise"),
+        **dict.fromkeys(changed, (True, "privacy.clip bounds each update")),
+    }  # fmt: skip
+    for name, (is_set, why) in reasons.items():
+        if is_set:
+            raise InputError(f"{name} does not go with [privacy]: {why}; leave one of them out")
+    if federation.remote:
+        raise InputError(
+            "privacy is simulated in one process, not over Flower: the noise follows from the "
+            "seed, which the sites know; leave [privacy] out"
+        )
+    plan.account(federation)
+
+
 def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
     """The part of `check` that needs no model."""
     taking_part = federation.num_clients - plan.cohort.novel
@@ -115,6 +175,7 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             "cohort.above_norm = 'clip' needs uploads that can be compared with the server's "
             f"state; those of {method.name} can't; allowed: 'refuse', 'keep'"
         )
+    check_privacy(method, federation, plan)
     check_attack(federation, plan)
     check_faults(method, federation, plan, taking_part)
     if plan.local.batch_size < method.min_batch_size:

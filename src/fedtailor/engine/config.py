@@ -14,6 +14,7 @@ from ..data.config import Clients, Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..task.task import Precision
+from ..uploads.accounting import Account, PrivacyConfig, account
 from ..uploads.attacks import AttackConfig
 from ..uploads.norms import USUAL_FACTOR, USUAL_QUANTILE
 from .backdoor import Trigger
@@ -183,19 +184,35 @@ class Plan:
     evaluate: EvaluateConfig = EvaluateConfig()
     attack: AttackConfig = AttackConfig()
     faults: FaultConfig = FaultConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
 
     def cohort_size(self, federation: Federation) -> int:
         """How many clients are asked to take part in a round."""
         return self.cohort.count(federation.num_clients - self.cohort.novel)
 
+    def max_share(self, federation: Federation) -> float | None:
+        """The largest part of a round's weight that a client may have; None: no limit. Where there
+        is noise all have the same weight, so that none changes the mean by more than others."""
+        if self.privacy.is_active:
+            return 1 / self.cohort_size(federation)
+        return self.cohort.max_share
+
+    def account(self, federation: Federation) -> Account | None:
+        """What the run spends of its clients' privacy; None where there is no noise."""
+        if not self.privacy.is_active:
+            return None
+        clients = federation.num_clients - self.cohort.novel
+        return account(self.privacy, clients, self.cohort_size(federation), self.rounds)
+
     @property
     def alone(self) -> Plan:
-        """The plan where nothing is sent: nothing is lost, late or waited for."""
+        """The plan where nothing is sent: nothing is lost, late, waited for or noised."""
         by_client = tuple(
             ClientFaults(one.clients, machine=one.machine) for one in self.faults.by_client
         )
         faults = FaultConfig(machines=self.faults.machines, by_client=by_client)
-        return replace(self, cohort=replace(self.cohort, buffer=None), faults=faults)
+        cohort = replace(self.cohort, buffer=None)
+        return replace(self, cohort=cohort, faults=faults, privacy=PrivacyConfig())
 
     def lr_scale(self, rounds: Sequence[int]) -> float:
         """The mean factor on learning rates over ``rounds``."""

@@ -68,6 +68,7 @@ class Loop:
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
         plan, federation, clock = self.plan, self.federation, Clock()
+        account = plan.account(federation)
         self.versions[number - 1] = server
         drawn = self.schedule.next_round()
         counted = [member for member in drawn.members if member.counts]
@@ -107,6 +108,7 @@ class Loop:
             cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
             norms=norms,
             samples=samples,
+            privacy=None if account is None else account.spent(number),
             faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
         )
 
@@ -137,7 +139,8 @@ class Loop:
             there = [cohort.clients[position] for position in sorted(results.losses)]
             at = self.chain.at(server, cohort.round, there)
             at = replace(at, drawn=len(cohort.clients), least=self._least(cohort, quorum) - late)
-            context, max_share = (self.method, self.task, self.chain), self.plan.cohort.max_share
+            context = self.method, self.task, self.chain
+            max_share = self.plan.max_share(self.federation)
             try:
                 state = next_state(*context, uploads, cohort, at, least - late, max_share)
             except TooFewUploadsError as error:
@@ -165,7 +168,7 @@ class Loop:
         order = training_order([member.steps for member in members if member.counts])
         if needs != "sums" or self.quorum < 1 or plan.faults.deadline is not None:
             return UploadMean(order)
-        weighed = cohort.with_max_share(plan.cohort.max_share)
+        weighed = cohort.with_max_share(plan.max_share(self.federation))
         return UploadMean(order, checked_weights(self.method, weighed))
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:

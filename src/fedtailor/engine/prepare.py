@@ -25,6 +25,7 @@ from ..uploads.attacks import Attack
 from ..uploads.chain import Chain, Link, UploadContext
 from ..uploads.norms import NormBound
 from ..uploads.packing import Packing
+from ..uploads.private import Private
 from ..uploads.robust import RobustRule
 from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, Training
@@ -83,10 +84,13 @@ def upload_chain(
 ) -> Chain:
     """What uploads pass through, from the training to the wire; ``recent_norms`` as in `rounds`."""
     cohort, attack, robust = plan.cohort, plan.attack, method.robust
+    private = _private(method, federation, plan)
+    above = "keep" if private is not None else cohort.above_norm
     bound = cohort.max_norm, cohort.norm_factor, cohort.norm_quantile
     links: list[Link | None] = [
         RobustRule(robust, method.name) if robust.is_active else None,
-        NormBound(cohort.above_norm, *bound, recent_norms) if cohort.above_norm != "keep" else None,
+        NormBound(above, *bound, recent_norms) if above != "keep" else None,
+        private,
         Attack(attack, plan.attackers(federation)) if attack.on_uploads else None,
         Staleness() if cohort.buffer is not None else None,
         Packing(partial(method.pack, task), partial(method.unpack, task)),
@@ -94,6 +98,15 @@ def upload_chain(
     active = tuple(link for link in links if link is not None)
     known = federation.seed, task.buffers, partial(method.unchanged, task)
     return Chain(active, UploadContext(*known))
+
+
+def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:
+    """The link that clips and adds noise, if the plan has it."""
+    account, clip = plan.account(federation), plan.privacy.clip
+    if account is None or clip is None:
+        return None
+    size = account.cohort
+    return Private(clip, account.noise * clip / size, size, method.name)
 
 
 def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..method import Cohort, Server
 from ..params import Params
+from ..uploads.accounting import Spent
 from .client import ClientUpdate
 from .config import Plan
 from .costs import Costs
@@ -105,6 +106,7 @@ class Round:
     norms: tuple[float, ...] = ()  # of the members' uploads; empty where there is no bound on them
     faults: RoundFaults | None = None  # None: none are simulated
     samples: tuple[Sample, ...] = ()  # of what models write, where they do
+    privacy: Spent | None = None  # by all rounds so far; None: there is no noise
 
     @property
     def train_loss(self) -> float | None:

@@ -188,6 +188,10 @@ class FedSDG(Method):
         adapt_projections(backbone, self.rank, adapted)
         return train_head_and(backbone, lambda n: n == "gate_logits" or _branch(n) is not None)
 
+    @property
+    def averages(self) -> bool:
+        return self.aggregation in ("uniform", "examples")
+
     def is_private(self, task: Task, name: str) -> bool:
         if name == "gate_logits" or _branch(name) == "private":
             return True

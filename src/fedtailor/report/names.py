@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..store.records import Attack
+from ..store.records import Attack, RoundLine
 
 MAX_NAMES = 5
 
@@ -28,6 +28,17 @@ def client_name(client: str, seed: int | None) -> str:
     """
     name = f"client {client}" if client.isdigit() else client
     return name if seed is None else f"{name} of seed {seed}"
+
+
+def privacy_name(line: RoundLine) -> str:
+    """Say what the rounds up to that of ``line`` have spent of a client's privacy; empty if there
+    is no noise."""
+    if line.epsilon is None:
+        return ""
+    return (
+        f"epsilon {line.epsilon:.4g} at delta {line.delta:.3g} after round {line.round}, of a "
+        f"client whose data are replaced ({line.accountant})"
+    )
 
 
 def attack_name(attack: Attack) -> str:

@@ -13,6 +13,7 @@ from ..store.metrics import Metric, higher_is_better
 from ..store.read import Run
 from ..store.selection import select_by
 from .majority import NOT_LEARNED
+from .names import privacy_name
 from .select import goes_on
 
 _BUDGETS = ("rounds", "local", "cohort")
@@ -115,6 +116,19 @@ def _bounds(run: Run) -> list[str]:
     return notes
 
 
+def _privacy(run: Run) -> list[str]:
+    """Return what each method has spent of a client's privacy by its last round; together where
+    that is the same."""
+    spent: dict[str, dict[str, None]] = defaultdict(dict)
+    for trial in run.trials:
+        if trial.history and (words := privacy_name(trial.history[-1])):
+            spent[words][trial.label] = None
+    return [
+        f"Differential privacy in {run.path}: {', '.join(labels)}: {words}"
+        for words, labels in spent.items()
+    ]
+
+
 def _not_begun(run: Run) -> list[str]:
     trials = {(trial.label, trial.seed) for trial in run.trials}
     missing: dict[str, list[str]] = defaultdict(list)
@@ -181,7 +195,7 @@ def footnotes(
             for trial in run.trials
             if trial.commit.rolled_back
         ]
-        notes += [*_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
+        notes += [*_privacy(run), *_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):

@@ -17,7 +17,7 @@ from ..store.read import attack_of
 from ..store.selection import by_round, metric_of, select_by
 from ..units import seconds_text, si
 from .differences import FEWEST, Difference, MethodResults
-from .names import MAX_NAMES, attack_name, client_name, in_prose
+from .names import MAX_NAMES, attack_name, client_name, in_prose, privacy_name
 from .numbers import bare
 from .rows import Row
 from .select import Entry, is_one_model, reported, validation_score
@@ -186,6 +186,13 @@ class _Judge:
                 f"An attack was simulated ({'; '.join(self.attacks)}): the results are those of "
                 "the clients that don't attack."
             )
+        trials = self.best.trials if self.best is not None else ()
+        for spent in dict.fromkeys(privacy_name(t.history[-1]) for t in trials if t.history):
+            if spent:
+                yield (
+                    f"{best} is differentially private: {spent}. The choice of a method and a "
+                    "round by validation data is outside of that."
+                )
         for label, (empty, rounds) in self.empty_rounds.items():
             yield (
                 f"{label} could not aggregate in {empty} of {rounds} rounds, in which the server's "

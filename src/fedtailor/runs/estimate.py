@@ -95,7 +95,17 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
         texts=_texts(plan, federation),
+        privacy=_privacy(plan, federation),
     )
+
+
+def _privacy(plan: Plan, federation: Federation) -> str:
+    """What the run spends of a client's privacy; empty where there is no noise."""
+    account, clip = plan.account(federation), plan.privacy.clip
+    if account is None or clip is None:
+        return ""
+    usual = f"; delta is {account.clients}^-1.1, by the number of clients"
+    return account.words(clip) + (usual if plan.privacy.delta is None else "")
 
 
 def _texts(plan: Plan, federation: Federation) -> str:

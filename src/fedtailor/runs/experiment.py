@@ -22,6 +22,7 @@ from ..method import Method
 from ..methods import METHODS
 from ..models.config import ModelConfig
 from ..store.format import check_folder_name
+from ..uploads.accounting import PrivacyConfig
 from ..uploads.attacks import AttackConfig
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
@@ -63,6 +64,7 @@ class Experiment:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,11 @@ class Experiment:
             object.__setattr__(self, "start_from", StartConfig(str(self.start_from)))
         if self.start_from.run is None and self.start_from != StartConfig():
             raise InputError("start_from has no run; name the directory of a finished one")
+        if self.privacy.is_active and self.start_from.run is not None:
+            raise InputError(
+                f"start_from = {self.start_from.run!r} with [privacy]: what that run has spent "
+                "would not be counted; leave one of them out"
+            )
         if self.has_public:
             self._check_public()
         elif self.public != DataConfig():

@@ -83,6 +83,7 @@ class StartSummary:
     memory_mb: float
     processes: int  # that may train at the same time, each with memory of its own
     texts: str = ""  # what models write in evaluations
+    privacy: str = ""  # what the run spends of a client's privacy; empty: there is no noise
 
     @property
     def seconds(self) -> float:
@@ -147,6 +148,8 @@ class StartSummary:
         yield f"          {self.cohort:,} train in a round; {self.evaluated:,} are evaluated"
         if self.texts:
             yield f"texts     {self.texts}"
+        if self.privacy:
+            yield f"privacy   {self.privacy}"
         yield f"model     {self.model}, {self.parameters:,} parameters"
         yield f"executor  {self.executor}, on {self.device}"
         if self.methods:

@@ -33,6 +33,7 @@ def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_down": done.bytes_down,
         "bytes_up": done.bytes_up,
         **({} if all_count else trained),
+        **({} if done.privacy is None else asdict(done.privacy)),
         **norms,
         **({"bounds": dict(bounds)} if bounds else {}),
         **notes,

@@ -149,7 +149,8 @@ class RoundLine:
     """One line of history.jsonl. ``trained`` and ``trained_steps`` count all clients that have
     trained, where that is not the cohort alone; the bytes are those of all of them. ``norms`` are
     those of the cohort's uploads. ``bounds`` has the settings that bound them, in the first line,
-    and where they are others than before."""
+    and where they are others than before. ``epsilon`` at ``delta`` is what the rounds so far have
+    spent of a client's privacy, as the ``accountant`` works it out; None: there is no ``noise``."""
 
     round: Count
     cohort: Sequence[Count]
@@ -169,6 +170,10 @@ class RoundLine:
     trained: Count | None = None
     trained_steps: Count | None = None
     simulated_seconds: Amount | None = None
+    epsilon: Amount | None = None
+    delta: Amount = 0.0
+    noise: Amount = 0.0
+    accountant: str = ""
 
     @property
     def norm_by_client(self) -> dict[int, float]:
@@ -273,6 +278,7 @@ class ExperimentRecord:
     public: dict[str, Any] = field(default_factory=dict)
     faults: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
     start_from: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)

@@ -71,6 +71,11 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
     if seed is not None and seed not in experiment["seeds"]:
         allowed = ", ".join(map(str, experiment["seeds"]))
         raise InputError(f"no seed {seed} in {out}; allowed: {allowed}")
+    if experiment.get("privacy", {}).get("clip") is not None:
+        raise InputError(
+            f"{out} has [privacy]: its rounds are spent, and can't be taken back; begin anew with "
+            "--overwrite"
+        )
     with locked(out):
         todo, problems, lines = [], [], list[str]()
         for trial in _trials(experiment, out, label, seed):

@@ -1,0 +1,83 @@
+"""Differential privacy of clients: clipped updates, and noise on their mean.
+
+An update of client k is its upload minus one that changes nothing, u_k - u_0, over all float
+tensors together. M clients take part, all with the same weight; C is ``clip``, and sigma the noise:
+
+    the client sends  d_k = (u_k - u_0) min(1, C / ||u_k - u_0||)
+    the method gets   u_0 + sum_k d_k / M + N(0, (sigma C / M)^2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import random
+from ..errors import TooFewUploadsError
+from ..params import Params
+from ..stacked import weighted_sum
+from .chain import Link, UploadContext
+from .norms import norm
+
+_BELOW = 1 - 1e-6  # so that rounding never takes a norm above the bound
+
+
+@dataclass(frozen=True)
+class Private(Link):
+    """Clips updates to ``clip``, at the client and again at the server, and adds noise of a
+    standard deviation of ``std`` to the mean of a ``cohort`` of them. Its draws depend on the seed,
+    the round and the ``method``."""
+
+    clip: float
+    std: float
+    cohort: int
+    method: str
+
+    def send(self, upload: Params, at: UploadContext) -> Params:
+        unchanged = at.unchanged(upload)
+        update = {
+            name: (value.double() - unchanged[name].double()).to(value.dtype)
+            for name, value in upload.items()
+        }
+        return clipped(update, self.clip)
+
+    def receive(self, upload: Params, at: UploadContext) -> Params:
+        return clipped(upload, self.clip)
+
+    def check(self, present: int) -> None:
+        if present < self.cohort:
+            raise TooFewUploadsError(
+                f"{present} of {self.cohort} updates are there, and the noise is for all of them"
+            )
+
+    def total(self, uploads: Params, at: UploadContext) -> Params:
+        count = len(next(iter(uploads.values())))
+        mean = weighted_sum(uploads, torch.full((count,), 1 / count, dtype=torch.float64))
+        unchanged = at.unchanged(mean)
+        draws = random.generator(at.seed, at.round, "privacy", self.method)
+        noised: Params = {}
+        for name in sorted(mean):
+            value = mean[name]
+            noise = torch.from_numpy(self.std * draws.standard_normal(tuple(value.shape)))
+            sum_ = unchanged[name].to(value.device).double() + value.double()
+            noised[name] = (sum_ + noise.to(value.device)).to(value.dtype)[None]
+        return noised
+
+
+def clipped(update: Params, bound: float) -> Params:
+    """An update of float tensors, scaled down to a norm of ``bound`` where it is longer; one that
+    is not finite becomes 0.
+
+    >>> clipped({"w": torch.tensor([3.0, 4.0])}, 10.0)["w"].tolist()
+    [3.0, 4.0]
+    >>> [round(x, 5) for x in clipped({"w": torch.tensor([3.0, 4.0])}, 1.0)["w"].tolist()]
+    [0.6, 0.8]
+    """
+    length = norm(update.values())
+    if length <= bound:
+        return update
+    if not length < float("inf"):
+        return {name: torch.zeros_like(value) for name, value in update.items()}
+    share = _BELOW * bound / length
+    return {name: (share * value.double()).to(value.dtype) for name, value in update.items()}

@@ -1,0 +1,262 @@
+"""Differential privacy in the loop: sensitivity, equal shares, who is refused, and equal bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
+from fedtailor.engine.faults import FaultConfig
+from fedtailor.engine.prepare import client_works, first_server, memory_states
+from fedtailor.engine.rounds import rounds
+from fedtailor.errors import InputError
+from fedtailor.method import Method
+from fedtailor.methods import METHODS
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedbn import FedBN
+from fedtailor.methods.fedem import FedEM
+from fedtailor.methods.fedper import FedPer
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.local import Local
+from fedtailor.optim import ClientContext, Optimiser
+from fedtailor.params import Batch, Params
+from fedtailor.random import generator
+from fedtailor.report.comparison import to_text
+from fedtailor.report.table import table
+from fedtailor.store.read import read
+from fedtailor.task.backbone import Backbone
+from fedtailor.task.task import Task
+from fedtailor.uploads.accounting import PrivacyConfig, account
+from fedtailor.uploads.attacks import AttackConfig
+from fedtailor.uploads.norms import norm, update_norm
+from fedtailor.uploads.private import Private
+from fedtailor.uploads.rules import Robust
+from tests.small import DigitsNet, digits_backbone, digits_federation, same_bits
+
+FEDERATION = digits_federation((9, 3, 12, 1, 7))
+PRIVACY = PrivacyConfig(noise=0.8, clip=0.01)
+PLAN = Plan(
+    rounds=2,
+    local=ft.LocalConfig(batch_size=8),
+    engine=EngineConfig("sequential"),
+    privacy=PRIVACY,
+)
+
+
+def backbone() -> Backbone:
+    """The digits network without running statistics."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = DigitsNet()
+        net.norm = nn.Identity()
+        return Backbone(net, blocks=(("hidden",),), head=("head",), name="digits net")
+
+
+def server_after(
+    method: Method, plan: Plan = PLAN, federation: ft.Federation = FEDERATION, **more: Any
+) -> Params:
+    *_, last = rounds(method, Task(backbone(), method.adapt), federation, plan, **more)
+    return last.server
+
+
+def test_a_round_is_the_plain_mean_of_clipped_updates_and_noise() -> None:
+    """Whatever the clients' numbers of examples are."""
+    method = FedAvg()
+    plan = replace(PLAN, rounds=1)
+    task = Task(backbone(), method.adapt)
+    server = first_server(method, task, FEDERATION)
+    link = client_works(method, task, FEDERATION, plan).train.chain.links[0]
+    assert link == Private(clip=0.01, std=0.8 * 0.01 / 5, cohort=5, method="fedavg")
+    sent: list[Params] = []
+
+    class Seen(Private):
+        def receive(self, upload: Params, at: Any) -> Params:
+            sent.append(upload)
+            return super().receive(upload, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtailor.engine.prepare.Private", Seen)
+        made = server_after(method, plan)
+    sent = sent[-5:]  # before them one shows what the method sends
+    norms = [norm(one.values()) for one in sent]
+    assert max(norms) <= 0.01
+    assert sum(one > 0.00999 for one in norms) >= 3  # the others are shorter by themselves
+    draws = generator(0, 1, "privacy", "fedavg")
+    for name in sorted(server):
+        noise = 0.0016 * draws.standard_normal(tuple(server[name].shape))
+        mean = torch.stack([one[name] for one in sent]).double().mean(0)
+        expected = server[name].double() + mean + torch.from_numpy(noise)
+        assert torch.allclose(made[name].double(), expected, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Elsewhere(FedAvg):
+    """Client 2 goes its own way, as if it had other data."""
+
+    far: float = 0.0
+
+    def send(self, task: Task, server: Params, client: int) -> Params:
+        return {**server, "other": torch.tensor(float(client == 2))}
+
+    def local(
+        self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> tuple[Params, Tensor]:
+        state = dict(state)
+        other = state.pop("other")
+        trained, loss = super().local(task, state, batches, context)
+        return {name: v + self.far * other for name, v in trained.items()}, loss
+
+
+@pytest.mark.parametrize("far", [-1.0, 1e12])
+def test_other_data_of_a_client_change_the_mean_by_at_most_two_bounds_of_m(far: float) -> None:
+    """The noise is the same in both, and cancels."""
+    plan = replace(PLAN, rounds=1)
+    one, other = (server_after(Elsewhere(far=value), plan) for value in (0.0, far))
+    assert 0.5 * 0.01 / 5 < update_norm(one, other) <= 2 * 0.01 / 5 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, m in METHODS.items() if m().averages and n != "fedbn"] + ["fedsdg"],
+)
+def test_a_client_and_the_server_measure_from_the_same_state(name: str) -> None:
+    """What the client takes off, the server adds again: no update and no noise is no change."""
+    method = FedSDG(aggregation="uniform") if name == "fedsdg" else METHODS[name]()
+    still = replace(method, optimiser=Optimiser(lr=1e-30))
+    task = Task(backbone(), still.adapt)
+    server = first_server(still, task, FEDERATION)
+    received = still.send(task, server, 1)
+    private = still.init_client(task, 1, torch.tensor(1))
+    state = {n: v for n, v in {**received, **private}.items() if not still.is_private(task, n)}
+    upload = still.upload(task, received, state)
+    there, here = (still.unchanged(task, one, upload) for one in (received, server))
+    assert same_bits(there, here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "vectorised"])
+@pytest.mark.parametrize("method", [FedPer(), FedSDG(aggregation="uniform")])
+def test_executors_draw_the_same_noise(method: Method, executor: Any) -> None:
+    plan = replace(PLAN, engine=EngineConfig(executor, processes=2))
+    alone, together = server_after(method), server_after(method, plan)
+    if executor == "processes":
+        assert same_bits(alone, together)
+    for name, value in alone.items():
+        assert torch.allclose(together[name], value, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedsdg", "fedsdg as configured needs each client's own upload"),
+        ("pfedgate", "beside the update it sends touched"),
+        ("scaffold", r"beside the update it sends scaffold\.path"),
+        ("flexlora", "beside the update it sends rank"),
+        ("ifca", "beside the update it sends clusters"),
+        ("fedmd", "beside the update it sends scores"),
+        ("heterofl", "beside the update it sends kept units"),
+    ],
+)
+def test_a_method_whose_uploads_noise_does_not_cover_is_refused(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"privacy: .*{said}"):
+        server_after(METHODS[name]())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedEM()])
+def test_running_statistics_are_refused_and_private_ones_are_not(method: Method) -> None:
+    def go(one: Method) -> None:
+        next(rounds(one, Task(digits_backbone(), one.adapt), FEDERATION, PLAN))
+
+    with pytest.raises(InputError, match="sends running statistics"):
+        go(method)
+    go(FedBN())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cohort": CohortConfig(max_share=0.5)}, "cohort.max_share"),
+        ({"cohort": CohortConfig(above_norm="clip")}, "cohort.above_norm"),
+        ({"cohort": CohortConfig(max_norm=1.0)}, "cohort.max_norm"),
+        ({"faults": FaultConfig(drop_after=0.1)}, "faults"),
+        ({"engine": EngineConfig(on_divergence="skip")}, "engine.on_divergence = 'skip'"),
+        ({"attack": AttackConfig("scaling")}, "attack.kind"),
+    ],
+)
+def test_settings_that_break_the_account_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=f"{said} does not go with \\[privacy\\]"):
+        server_after(FedAvg(), replace(PLAN, **changes))
+
+
+def test_robust_rules_are_refused() -> None:
+    with pytest.raises(InputError, match=r"robust does not go with \[privacy\]"):
+        server_after(FedAvg(robust=Robust("median")))
+
+
+def test_training_alone_spends_nothing() -> None:
+    task = Task(backbone(), Local().adapt)
+    plain = memory_states(Local(), task, FEDERATION)
+    noised = memory_states(Local(), task, FEDERATION)
+    done = list(rounds(Local(), task, FEDERATION, PLAN, store=noised))
+    list(rounds(Local(), task, FEDERATION, replace(PLAN, privacy=PrivacyConfig()), store=plain))
+    assert done[-1].privacy is None
+    assert same_bits(plain.read(2), noised.read(2))
+
+
+EXPERIMENT = ft.Experiment(
+    {"fedper": FedPer(), "local": Local()},
+    rounds=3,
+    data=ft.DataConfig(name="digits", limit=200),
+    split=ft.SplitConfig(6),
+    model=ft.ModelConfig("lenet", pretrained=False, image_size=16, width=0.2),
+    local=ft.LocalConfig(batch_size=8, steps=1),
+    cohort=CohortConfig(size=2),
+    engine=EngineConfig("sequential"),
+    privacy=PrivacyConfig(epsilon=20.0, clip=0.5),
+)
+
+
+@pytest.mark.slow
+def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, halved = tmp_path / "whole", tmp_path / "halved"
+    ft.run(EXPERIMENT, whole)
+    shown = capsys.readouterr().err
+    found = account(EXPERIMENT.privacy, 6, 2, 3)
+    assert f"privacy   {found.words(0.5)}; delta is 6^-1.1, by the number of clients" in shown
+    stop = {"summary": False, "scores": False}
+    ft.run(EXPERIMENT, halved, on_round=lambda done: ft.STOP if done.number == 1 else None, **stop)
+    ft.run(EXPERIMENT, halved, **stop)
+    logs = [out / "methods/fedper/seed-0/history.jsonl" for out in (whole, halved)]
+    assert logs[0].read_bytes() == logs[1].read_bytes()
+    lines = [json.loads(line) for line in logs[0].read_text().splitlines()]
+    assert [line["epsilon"] for line in lines] == [found.spent(t).epsilon for t in (1, 2, 3)]
+    assert {(line["noise"], line["delta"]) for line in lines} == {(found.noise, found.delta)}
+    assert "epsilon" not in (whole / "methods/local/seed-0/history.jsonl").read_text()
+    states = sorted(whole.glob("methods/fedper/**/*.safetensors"))
+    assert states
+    for path in states:
+        assert path.read_bytes() == (halved / path.relative_to(whole)).read_bytes()
+
+    text = to_text(table([read(whole)]))
+    said = f"epsilon {lines[-1]['epsilon']:.4g} at delta {found.delta:.3g} after round 3"
+    assert f"whole: fedper: {said}" in " ".join(text.split())
+
+    with pytest.raises(InputError, match=r"the noise is for privacy\.epsilon = 20\.0 over 3"):
+        ft.run(replace(EXPERIMENT, rounds=4), whole)
+    with pytest.raises(InputError, match="its rounds are spent, and can't be taken back"):
+        ft.rollback(whole, "fedper")
+
+
+def test_an_experiment_that_goes_on_from_a_run_is_refused() -> None:
+    with pytest.raises(InputError, match=r"start_from = 'runs/x' with \[privacy\]"):
+        replace(EXPERIMENT, start_from=ft.StartConfig("runs/x"))

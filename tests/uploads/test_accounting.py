@@ -1,0 +1,122 @@
+"""The account of a client's privacy, against formulas worked out here and other accountants."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedtailor.errors import InputError
+from fedtailor.uploads.accounting import Account, PrivacyConfig, account
+
+
+def exact_epsilon(ratio: float, delta: float) -> float:
+    """Of one Gaussian mechanism whose two outputs are ``ratio`` standard deviations apart: delta is
+    the integral of what exceeds e^epsilon times the other density."""
+
+    def excess(epsilon: float) -> float:
+        start = epsilon / ratio + ratio / 2  # where the densities are so far apart
+        upper = quad(norm(ratio).pdf, start, np.inf)[0]
+        lower = quad(norm(0).pdf, start, np.inf)[0]
+        return float(upper - math.exp(epsilon) * lower - delta)
+
+    return float(brentq(excess, 1e-6, 60))
+
+
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(4.0, 10, 1e-3), (1.5, 1, 1e-5)])
+def test_all_clients_in_every_round(noise: float, rounds: int, delta: float) -> None:
+    """T rounds are one in which the sum differs by 2 sqrt(T) of its noise."""
+    spent = Account(noise, delta, 50, 50, rounds).spent(rounds)
+    assert spent.epsilon == pytest.approx(
+        exact_epsilon(2 * math.sqrt(rounds) / noise, delta), rel=1e-4
+    )
+    assert spent.accountant == "exact Gaussian"
+
+
+def test_the_exact_epsilon_is_that_of_the_privacy_loss_distribution() -> None:
+    """Which takes the noise as a multiple of the norm, and doubles that of a replaced client."""
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    distribution = dp_accounting.pld.PLDAccountant(relation, value_discretization_interval=1e-2)
+    gaussian = dp_accounting.GaussianDpEvent(20.0)
+    distribution.compose(dp_accounting.SelfComposedDpEvent(gaussian, 20))
+    epsilon = Account(20.0, 1e-3, 50, 50, 20).spent(20).epsilon
+    assert distribution.get_epsilon(1e-3) == pytest.approx(epsilon, rel=0.01)
+
+
+def test_a_sampled_cohort_spends_less_and_no_less_than_is_true() -> None:
+    """One round: a replaced client is in the cohort with probability q, so that delta is at least
+    that of a mixture q N(1, s) + (1 - q) N(0, s) against one with -1 in place of 1."""
+    account = Account(3.0, 1e-3, 100, 10, 20)
+    assert account.is_sampled
+    whole = Account(3.0, 1e-3, 100, 100, 20)
+    for rounds in (1, 20):
+        assert account.spent(rounds).epsilon < whole.spent(rounds).epsilon
+    epsilon, q, s = account.spent(1).epsilon, 0.1, 3.0
+
+    def excess(x: float) -> float:
+        a, b = (q * norm.pdf(x, m, s) + (1 - q) * norm.pdf(x, 0, s) for m in (1, -1))
+        return float(max(0.0, a - math.exp(epsilon) * b))
+
+    assert quad(excess, -40, 40, limit=200)[0] <= 1e-3
+
+
+@pytest.mark.slow
+def test_renyi_divergences_are_those_of_one_composition() -> None:
+    """Rounds are added up here; the package's accountant composes them."""
+    package: Any = dp_accounting
+    one = Account(6.0, 1e-3, 100, 5, 40)
+    accountant = package.rdp.RdpAccountant(range(2, 101), package.NeighboringRelation.REPLACE_ONE)
+    event = package.SampledWithoutReplacementDpEvent(100, 5, package.GaussianDpEvent(3.0))
+    accountant.compose(event, 40)
+    assert one.spent(40).epsilon == pytest.approx(accountant.get_epsilon(1e-3), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("clients", "cohort"), [(100, 100), pytest.param(100, 10, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_noise_that_is_solved_for_spends_what_was_asked(
+    clients: int, cohort: int, epsilon: float
+) -> None:
+    found = account(PrivacyConfig(epsilon=epsilon, clip=1.0), clients, cohort, 30)
+    assert found.delta == pytest.approx(clients**-1.1)
+    by_round = [found.spent(number).epsilon for number in range(1, 31)]
+    assert by_round == sorted(by_round)
+    assert 0.995 * epsilon < by_round[-1] <= epsilon
+
+
+def test_where_sampling_gains_nothing_the_bound_of_all_clients_counts() -> None:
+    account = Account(3.0, 1e-3, 100, 90, 5)
+    assert account.spent(5) == Account(3.0, 1e-3, 100, 100, 5).spent(5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"epsilon": 8.0, "noise": 1.0, "clip": 1.0}, "privacy.epsilon = 8.0 and privacy.noise"),
+        ({"epsilon": 8.0}, "privacy.clip is missing"),
+        ({"clip": 1.0}, "privacy has neither epsilon nor noise"),
+        ({"delta": 1e-5}, "privacy has neither epsilon nor noise"),
+    ],
+)
+def test_settings_that_say_too_little_or_too_much(fields: dict[str, float], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PrivacyConfig(**fields)
+
+
+def test_one_client_has_no_privacy_in_a_crowd() -> None:
+    with pytest.raises(InputError, match="privacy needs two clients or more; 1 takes part"):
+        account(PrivacyConfig(noise=1.0, clip=1.0), 1, 1, 5)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InputError, match=r"pip install 'fedtailor\[privacy\]'"):
+        account(PrivacyConfig(epsilon=3.3, clip=1.0), 7, 7, 3)
