@@ -62,9 +62,9 @@ def script(page: str) -> str:
     return "\n".join(lines)
 
 
-def run(page: str, folder: Path, seconds: float = 900) -> dict[int, str]:
+def run(page: str, folder: Path, seconds: float = 900, patience: float = 30) -> dict[int, str]:
     """Run it in an empty folder: what the commands before each ``text`` block have printed, by the
-    line of that block. No process is left in the end."""
+    line of that block. No process is left in the end, or ``patience`` seconds later."""
     said = folder.with_suffix(".log")
     home = Path(sys.executable).parent
     environment = os.environ | {"PATH": f"{home}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
@@ -75,7 +75,7 @@ def run(page: str, folder: Path, seconds: float = 900) -> dict[int, str]:
         )  # fmt: skip
         try:
             code = process.wait(seconds)
-            left = _is_left(process.pid)
+            left = _is_left(process.pid, patience)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -93,9 +93,9 @@ def run(page: str, folder: Path, seconds: float = 900) -> dict[int, str]:
     return printed
 
 
-def _is_left(group: int) -> bool:
-    """Whether processes of the group are there after half a minute, in which a server may end."""
-    for _ in range(300):
+def _is_left(group: int, seconds: float) -> bool:
+    """Whether processes of the group are there after so many seconds, in which a server may end."""
+    for _ in range(1 + int(10 * seconds)):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:

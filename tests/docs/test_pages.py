@@ -38,7 +38,7 @@ echo $name; {last}
 def differences(folder: Path, last: str, shown: str) -> list[str]:
     folder.mkdir()
     page = PAGE.format(last=last, shown=shown)
-    printed = pages.run(page, folder, 60)
+    printed = pages.run(page, folder, 60, patience=0.5)
     texts = [block for block in pages.blocks(page) if block.language == "text"]
     return [line for block in texts for line in pages.missing(block, printed[block.line])]
 

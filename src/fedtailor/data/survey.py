@@ -233,7 +233,9 @@ class Survey:
             if column.kind in ("text", "picture")
             and (_is_called(column.name, _TEXTS) or not _is_called(column.name, _CLIENTS))
         ]
-        texts = any(self._words(c.name) > 1 for c in found if not self._has_names(c))
+        texts = any(
+            self._words(c.name) > 1 for c in found if c.kind == "text" and not self._has_names(c)
+        )
 
         def order(one: Column) -> tuple[bool, bool, bool, int]:
             is_called = _is_called(one.name, _TEXTS)
@@ -332,8 +334,12 @@ class Survey:
             return
         alike = [c.name for c in found if c.kind == chosen.kind]
         if chosen.kind == "text":
-            names = {c.name for c in found if self._has_names(c)} - {chosen.name}
-            alike = [n for n in alike if n not in names and self._words(n) >= _SENTENCE]
+            texts = [c.name for c in found if not self._has_names(c)]
+            alike = [
+                name
+                for name in alike
+                if self._words(name) >= _SENTENCE and (name in texts or chosen.name not in texts)
+            ]
         if len(alike) > 1:
             raise InputError(
                 f"columns {', '.join(map(repr, alike[:_SENTENCE]))} of {self.path} may each be the "
