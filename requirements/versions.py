@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 LEFT_OUT = ("fedtailor[", "flwr-datasets", "mypy", "ruff", "setuptools", "types-")  # of `test`
 PARTITIONERS = "flwr-datasets==0.6.1"  # without what it needs: it holds datasets below 5
 OF_PARTITIONERS = ("matplotlib>=3.7.5,<4", "seaborn>=0.13,<1")
-EXTRAS = {"lowest": "figures,rouge,tune", "newest": "figures,flower,rouge,tune"}
+EXTRAS = {"lowest": "figures,privacy,rouge,tune", "newest": "figures,flower,privacy,rouge,tune"}
 FLOWER = (  # what needs it, beside tests that import it
     "src/fedtailor/flower", "src/fedtailor/deploy", "tests/flower", "tests/deploy",
     "tests/cli/test_deploy.py", "tests/benchmarks/test_fuzz.py", "tests/docs/test_blocks.py",
