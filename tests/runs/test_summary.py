@@ -40,7 +40,8 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     out = tmp_path / "run"
     assert not dry_run(NAMED, out, data=sites(), backbone=digits_backbone()).hints
     monkeypatch.setattr(estimate, "_LARGE", 1)
-    summary = dry_run(NAMED, out, data=sites(), backbone=digits_backbone())
+    idle = replace(NAMED, schedule=ft.ScheduleConfig(final=0.5))
+    summary = dry_run(idle, out, data=sites(), backbone=digits_backbone())
     assert not out.exists()
     ft.run(NAMED, out, data=sites(), backbone=digits_backbone())
     for one in summary.methods:
@@ -60,6 +61,7 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert "(least, median, most): train 27, 27, 27; test 119, 120, 120\n" in text
     hint = "fedavg trains the whole model; a small adapter is trained with methods.fedavg."
     assert f'  hint      {hint}trainable = "lora"\n' in text
+    assert "  hint      schedule.final = 0.5 has no effect" in text
     assert json.loads(summary.as_json())["client_names"] == ["berlin", "7", "lagos"]
     log = (out / "run.log").read_text()
     assert "clients   3: berlin, 7, lagos\n" in log

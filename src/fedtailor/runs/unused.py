@@ -11,9 +11,10 @@ from ..objectives.objective import Objective
 from ..optim import Optimiser
 from .experiment import Experiment
 
-_NEEDED: dict[
-    str, dict[str, tuple[str, ...]]
-] = {  # by section and field: the section's field that must have one of these values
+Needed = Mapping[str, tuple[str, ...]]
+"""By a section's field: another field of it, and the values of that one under which it counts."""
+
+_SECTIONS: dict[str, Needed] = {
     "split": {
         "alpha": ("scheme", "dirichlet"),
         "classes_per_client": ("scheme", "pathological"),
@@ -27,18 +28,18 @@ _NEEDED: dict[
         "processes": ("executor", "processes", "auto"),
     },
 }
-_OPTIMISER = {
+_OPTIMISER: Needed = {
     "momentum": ("name", "sgd"),
     **dict.fromkeys(("beta1", "beta2", "eps"), ("name", "adam", "adamw")),
 }
-_METHOD = dict.fromkeys(("rank", "lora_alpha"), ("trainable", "lora"))
+_METHOD: Needed = dict.fromkeys(("rank", "lora_alpha"), ("trainable", "lora"))
 
 
 def unused(experiment: Experiment, labels: Sequence[str], task: Objective) -> list[str]:
     """Say which settings of an experiment, and of these methods, have no effect, and why."""
     found = [
         line
-        for name, needed in _NEEDED.items()
+        for name, needed in _SECTIONS.items()
         for line in _unused(name, getattr(experiment, name), needed)
     ]
     local, cohort, schedule = experiment.local, experiment.cohort, experiment.schedule
@@ -69,16 +70,14 @@ def _of_method(name: str, method: Method) -> Iterator[str]:
             yield from _unused(f"{name}.{field.name}", one, _OPTIMISER, field.default)
 
 
-def _unused(
-    name: str, section: Any, needed: Mapping[str, tuple[str, ...]], usual: Any = None
-) -> Iterator[str]:
-    """What ``section`` has that is not its default, nor that of ``usual``, and needs another choice
-    than it has. "auto" may do without what it takes."""
+def _unused(name: str, section: Any, needed: Needed, usual: Any = None) -> Iterator[str]:
+    """The fields of ``section`` that do not count, but for those with a default, its own or that of
+    ``usual``."""
     defaults = {field.name: field.default for field in fields(section)}
     for field, (by, *allowed) in needed.items():
         value, chosen = getattr(section, field), getattr(section, by)
         if value not in (defaults[field], getattr(usual, field, None)) and chosen not in allowed:
-            known = " or ".join(repr(one) for one in allowed if one != "auto")
+            known = " or ".join(repr(one) for one in allowed if one != "auto")  # may do without
             yield (
                 f"{name}.{field} = {value} has no effect where {name}.{by} is {chosen!r}; it is "
                 f"for {known}"
