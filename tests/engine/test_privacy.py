@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+import stat
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedtailor as ft
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
-from fedtailor.engine.faults import FaultConfig
+from fedtailor.engine.faults import ClientFaults, FaultConfig
 from fedtailor.engine.prepare import client_works, first_server, memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -97,6 +102,45 @@ def test_a_round_is_the_plain_mean_of_clipped_updates_and_noise() -> None:
         assert torch.allclose(made[name].double(), expected, atol=1e-6)
 
 
+def test_a_client_that_drops_out_counts_as_one_that_changes_nothing() -> None:
+    """The others' updates are divided by the cohort that was drawn, so nobody else's part grows."""
+    plan = replace(PLAN, rounds=1)
+    gone = FaultConfig(by_client=(ClientFaults((3,), drop_after=1.0),))
+    without = server_after(FedAvg(), replace(plan, faults=gone))
+    assert 0.9 * 0.01 / 5 < update_norm(server_after(FedAvg(), plan), without) <= 0.01 / 5 * 1.001
+
+
+def test_cohorts_by_chance_differ_in_size_and_one_of_nobody_changes_nothing() -> None:
+    federation = digits_federation((3,) * 6, seed=1)
+    privacy = replace(PRIVACY, sampling="poisson", delta=0.9)
+    plan = replace(PLAN, rounds=6, cohort=CohortConfig(size=1), privacy=privacy)
+    task = Task(backbone(), FedAvg().adapt)
+    done = list(rounds(FedAvg(), task, federation, plan))
+    sizes = [len(one.cohort.clients) for one in done]
+    assert 0 in sizes
+    assert len(set(sizes)) > 2
+    for before, after in pairwise(done):
+        assert same_bits(before.server, after.server) == (not after.cohort.clients)
+        assert bool(after.notes) == (not after.cohort.clients)
+    told = [federation.cohort(number, 2, poisson=True) for number in range(2000)]
+    assert np.mean([len(one) for one in told]) == pytest.approx(2, abs=0.1)
+    drawn = Counter(client for one in told for client in one)
+    assert all(count / 2000 == pytest.approx(1 / 3, abs=0.04) for count in drawn.values())
+
+
+def test_noise_and_cohorts_follow_from_the_servers_secret_alone() -> None:
+    plan = replace(PLAN, rounds=1, cohort=CohortConfig(size=2))
+    one, same, other = (replace(FEDERATION, secret=secret) for secret in ("a", "a", "b"))
+    made = [server_after(FedAvg(), plan, federation) for federation in (one, same, other)]
+    assert same_bits(made[0], made[1])
+    assert not same_bits(made[0], made[2])
+    cohorts = [
+        [federation.cohort(number, 2) for number in range(9)]
+        for federation in (FEDERATION, one, other)
+    ]
+    assert cohorts[0] != cohorts[1] != cohorts[2]
+
+
 @pytest.mark.parametrize("value", [-1.0, 1e12])
 def test_other_data_of_a_client_change_the_mean_by_at_most_two_bounds_of_m(value: float) -> None:
     """Client 2 lies, or nobody does. The noise is the same in both, and cancels."""
@@ -168,8 +212,6 @@ def test_running_statistics_are_refused_and_private_ones_are_not(method: Method)
         ({"cohort": CohortConfig(max_share=0.5)}, "cohort.max_share"),
         ({"cohort": CohortConfig(above_norm="clip")}, "cohort.above_norm"),
         ({"cohort": CohortConfig(max_norm=1.0)}, "cohort.max_norm"),
-        ({"faults": FaultConfig(drop_after=0.1)}, "faults"),
-        ({"engine": EngineConfig(on_divergence="skip")}, "engine.on_divergence = 'skip'"),
         ({"attack": AttackConfig("scaling")}, "attack.kind"),
     ],
 )
@@ -220,6 +262,7 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
     ft.run(EXPERIMENT, halved, **stop)
     logs = [out / "methods/fedper/seed-0/history.jsonl" for out in (whole, halved)]
     assert logs[0].read_bytes() == logs[1].read_bytes()
+    assert not list(whole.rglob("secret.json"))
     lines = [json.loads(line) for line in logs[0].read_text().splitlines()]
     assert [line["epsilon"] for line in lines] == [found.spent(t).epsilon for t in (1, 2, 3)]
     assert {(line["noise"], line["delta"]) for line in lines} == {(found.noise, found.delta)}
@@ -237,6 +280,27 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
         ft.run(replace(EXPERIMENT, rounds=4), whole)
     with pytest.raises(InputError, match="its rounds are spent, and can't be taken back"):
         ft.rollback(whole, "fedper")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_secret_for_its_owner_and_goes_on_with_it(tmp_path: Path) -> None:
+    experiment = replace(EXPERIMENT, privacy=replace(EXPERIMENT.privacy, secret=True))
+    stop: dict[str, Any] = {"summary": False, "scores": False}
+
+    def after_one(done: ft.CommittedRound) -> object:
+        return ft.STOP if done.number == 1 else None
+
+    for name in ("one", "other"):
+        ft.run(experiment, tmp_path / name, on_round=after_one, **stop)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "one", copy)
+    for name in ("one", "copy"):
+        ft.run(experiment, tmp_path / name, **stop)
+    states = [next((tmp_path / n).glob("methods/fedper/seed-0/server*")) for n in ("one", "copy")]
+    assert states[0].read_bytes() == states[1].read_bytes()
+    paths = sorted(tmp_path.rglob("fedper/seed-0/secret.json"))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600] * 3
+    assert len({path.read_text() for path in paths}) == 2  # a copy's is the same
 
 
 def test_an_experiment_that_goes_on_from_a_run_is_refused() -> None:

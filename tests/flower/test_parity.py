@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedtailor.flower import Timeouts, serve
 from fedtailor.methods import METHODS
 from fedtailor.params import decode
 from fedtailor.store.client_states import SEEN
-from fedtailor.store.files import read_json
+from fedtailor.store.files import read_json, write_json
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, private_rows, same_bits
 
@@ -67,6 +68,42 @@ def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> No
     assert any("notes" in line for line in history) == (above == "refuse")
     assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
+
+
+def test_noise_with_the_same_secret_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the sites don't learn the secret, but what the run spends of their clients' privacy."""
+    spent = {"noise": 2.0, "clip": 0.1, "delta": 0.1, "sampling": "poisson", "secret": True}
+    chosen = experiment("fedbn", rounds=3, cohort={"size": 3}, privacy=spent)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    direct = grid(chosen, tmp_path / "clients")
+    secret = Path("methods/fedbn/seed-0/secret.json")
+    (tmp_path / "far" / secret).parent.mkdir(parents=True)
+    shutil.copy(near / secret, tmp_path / "far" / secret)
+    content = read_json(near / "experiment.json")
+    content["data"]["name"] = None  # the server has none
+    write_json(tmp_path / "far/experiment.json", content)
+    capsys.readouterr()
+    far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
+    said = capsys.readouterr().err
+    assert "fedtailor: fedbn, seed 0: epsilon " in said
+    assert "PLD, Poisson sampling" in said
+    near, far = (out / "methods/fedbn/seed-0" for out in (near, far))
+    assert lines(near / "history.jsonl") == lines(far / "history.jsonl")
+    assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
+    hidden = read_json(near / "secret.json")["secret"]
+    assert direct.sent
+    assert not any(hidden in str(one.content) for one in direct.sent)
+
+
+def test_over_flower_noise_from_the_seed_is_refused(tmp_path: Path) -> None:
+    chosen = experiment("fedbn", privacy={"noise": 2.0, "clip": 0.1})
+    with pytest.raises(ft.InputError, match=r"set privacy\.secret = true"):
+        serve(
+            grid(chosen, tmp_path / "c"), chosen, tmp_path / "far", backbone=digits_backbone(),
+            timeouts=QUICK,
+        )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dp_accounting
@@ -54,7 +55,7 @@ def test_a_sampled_cohort_spends_less_and_no_less_than_is_true() -> None:
     """One round: a replaced client is in the cohort with probability q, so that delta is at least
     that of a mixture q N(1, s) + (1 - q) N(0, s) against one with -1 in place of 1."""
     account = Account(3.0, 1e-3, 100, 10, 20)
-    assert account.is_sampled
+    assert account.accountant == "RDP, sampling without replacement"
     whole = Account(3.0, 1e-3, 100, 100, 20)
     for rounds in (1, 20):
         assert account.spent(rounds).epsilon < whole.spent(rounds).epsilon
@@ -65,6 +66,63 @@ def test_a_sampled_cohort_spends_less_and_no_less_than_is_true() -> None:
         return float(max(0.0, a - math.exp(epsilon) * b))
 
     assert quad(excess, -40, 40, limit=200)[0] <= 1e-3
+
+
+@pytest.mark.parametrize("neighbours", ["replace", "remove"])
+def test_a_round_of_a_poisson_cohort(neighbours: Any) -> None:
+    """Delta is the integral of what exceeds e^epsilon times the other density, of mixtures of a
+    client that is drawn with probability q: it pushes the sum to 1, or to -1, or not at all."""
+    one = Account(1.5, 1e-3, 400, 40, 1, True, neighbours)
+    epsilon, q, s = one.spent(1).epsilon, 0.1, 1.5
+    others = (-1,) if neighbours == "replace" else (0,)
+
+    def excess(x: float, first: int, second: int) -> float:
+        a, b = (q * norm.pdf(x, m, s) + (1 - q) * norm.pdf(x, 0, s) for m in (first, second))
+        return float(max(0.0, a - math.exp(epsilon) * b))
+
+    found = max(
+        quad(excess, -30, 30, args=pair, limit=400)[0]
+        for other in others
+        for pair in ((1, other), (other, 1))
+    )
+    assert found == pytest.approx(1e-3, rel=0.01)
+    assert one.accountant == "PLD, Poisson sampling"
+
+
+def test_many_rounds_of_poisson_cohorts_as_prv_accountant_has_them() -> None:
+    """prv-accountant 0.2.0 says that q = 0.05 and sigma = 1 spend between 10.987 and 10.997 in
+    1,000 rounds."""
+    spent = Account(1.0, 1e-5, 10_000, 500, 1000, True, "remove").spent(1000)
+    assert spent.epsilon == pytest.approx(10.987, abs=0.01)
+
+
+def test_rounds_of_nobody_have_a_part_of_delta() -> None:
+    """A cohort of 5 of 50 is empty once in 194 rounds."""
+    many, few = (Account(2.0, 0.02, clients, clients // 10, 30, True) for clients in (5000, 50))
+    assert many.spent(30).epsilon < few.spent(30).epsilon
+    left = 0.02 - 30 * 0.1 * 0.9**49
+    assert few.spent(30).epsilon == replace(many, delta=left).spent(30).epsilon
+    with pytest.raises(InputError, match="a cohort of 2 of 50 clients is empty so often"):
+        account(PrivacyConfig(noise=1.0, clip=1.0, sampling="poisson"), 50, 2, 30)
+
+
+def test_a_client_that_is_left_out_changes_the_sum_half_as_much() -> None:
+    replaced, left_out = (Account(noise, 1e-3, 50, 50, 9, False, n) for noise, n in NEIGHBOURS)
+    assert replaced.spent(9).epsilon == left_out.spent(9).epsilon
+    assert "whose data are left out (exact Gaussian)" in left_out.words(1.0)
+
+
+NEIGHBOURS: Any = ((4.0, "replace"), (2.0, "remove"))
+
+
+def test_a_budget_that_the_rounds_exceed_names_how_many_fit() -> None:
+    config = PrivacyConfig(epsilon=8.0, noise=4.0, clip=1.0)
+    with pytest.raises(InputError, match=r"60 rounds with privacy\.noise = 4 spend") as error:
+        account(config, 100, 100, 60)
+    most = int(str(error.value).partition("rounds up to ")[2].partition(",")[0])
+    assert account(config, 100, 100, most).spent(most).epsilon <= 8.0
+    with pytest.raises(InputError, match="spend epsilon"):
+        account(config, 100, 100, most + 1)
 
 
 @pytest.mark.slow
@@ -79,13 +137,19 @@ def test_renyi_divergences_are_those_of_one_composition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clients", "cohort"), [(100, 100), pytest.param(100, 10, marks=pytest.mark.slow)]
+    ("clients", "cohort", "sampling"),
+    [
+        (100, 100, "fixed"),
+        pytest.param(100, 10, "fixed", marks=pytest.mark.slow),
+        pytest.param(400, 80, "poisson", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_noise_that_is_solved_for_spends_what_was_asked(
-    clients: int, cohort: int, epsilon: float
+    clients: int, cohort: int, sampling: Any, epsilon: float
 ) -> None:
-    found = account(PrivacyConfig(epsilon=epsilon, clip=1.0), clients, cohort, 30)
+    config = PrivacyConfig(epsilon=epsilon, clip=1.0, sampling=sampling)
+    found = account(config, clients, cohort, 30)
     assert found.delta == pytest.approx(clients**-1.1)
     by_round = [found.spent(number).epsilon for number in range(1, 31)]
     assert by_round == sorted(by_round)
@@ -100,15 +164,20 @@ def test_where_sampling_gains_nothing_the_bound_of_all_clients_counts() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"epsilon": 8.0, "noise": 1.0, "clip": 1.0}, "privacy.epsilon = 8.0 and privacy.noise"),
         ({"epsilon": 8.0}, "privacy.clip is missing"),
         ({"clip": 1.0}, "privacy has neither epsilon nor noise"),
         ({"delta": 1e-5}, "privacy has neither epsilon nor noise"),
+        ({"secret": True}, "privacy has neither epsilon nor noise"),
     ],
 )
 def test_settings_that_say_too_little_or_too_much(fields: dict[str, float], said: str) -> None:
     with pytest.raises(InputError, match=said):
         PrivacyConfig(**fields)
+
+
+def test_all_clients_are_not_drawn_by_chance() -> None:
+    with pytest.raises(InputError, match=r"'poisson', but cohort\.fraction = 1 draws all clients"):
+        account(PrivacyConfig(noise=1.0, clip=1.0, sampling="poisson"), 9, 9, 5)
 
 
 def test_one_client_has_no_privacy_in_a_crowd() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedtailor import random
-from fedtailor.errors import TooFewUploadsError
 from fedtailor.params import Params
 from fedtailor.uploads.chain import UploadContext
 from fedtailor.uploads.norms import norm
@@ -44,14 +43,18 @@ def test_what_a_hostile_client_sends_is_cut_down_at_the_server(value: float) -> 
 
 def test_the_mean_is_noised_as_numpy_draws_it() -> None:
     uploads = {name: torch.stack([0.1 * v, 0.3 * v]) for name, v in SERVER.items()}
-    made = LINK.total(uploads, AT)
+    at = replace(AT, clients=(4, 9))
+    made = LINK.total(uploads, at)
     draws = random.generator(7, 3, "privacy", "fedavg")
     for name in ("a", "b"):
         noise = 0.3 * torch.from_numpy(draws.standard_normal(SERVER[name].shape))
         expected = SERVER[name].double() * 1.2 + noise
         np.testing.assert_allclose(made[name][0].numpy(), expected.numpy(), rtol=1e-6)
         assert made[name].dtype == torch.float32
-    assert all(made[n].equal(v) for n, v in LINK.total(uploads, AT).items())  # the same again
+    assert all(made[n].equal(v) for n, v in LINK.total(uploads, at).items())  # the same again
+    mean = {name: value.mean(0, keepdim=True) for name, value in uploads.items()}
+    for name, value in LINK.total(mean, at).items():
+        assert torch.allclose(value, made[name])
 
 
 def test_noise_has_its_variance_and_none_is_like_another() -> None:
@@ -68,7 +71,11 @@ def test_noise_has_its_variance_and_none_is_like_another() -> None:
     assert float(correlations.abs().max()) < 0.15
 
 
-def test_a_part_of_the_cohort_is_not_aggregated() -> None:
-    LINK.check(2)
-    with pytest.raises(TooFewUploadsError, match="1 of 2 updates are there"):
-        LINK.check(1)
+@pytest.mark.parametrize("present", [1, 3])
+def test_the_sum_is_divided_by_the_usual_size_of_the_cohort(present: int) -> None:
+    """So that whether a client is there changes nothing but its own part."""
+    uploads = {name: torch.full((present, *v.shape), 0.5) for name, v in SERVER.items()}
+    at = replace(AT, clients=tuple(range(present)))
+    made, plain = LINK.total(uploads, at), LINK.total({n: 0 * v for n, v in uploads.items()}, at)
+    for name, value in made.items():
+        assert torch.allclose(value - plain[name], torch.tensor(0.5 * present / 2), atol=1e-5)

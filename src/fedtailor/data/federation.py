@@ -33,7 +33,8 @@ class Federation:
     their sites, and only the numbers of examples are known here. ``trained_before`` are the rows
     that the models were trained on before this run, ascending; None: they were not, or it is not
     known. ``told_labels`` ``[K, classes]`` are what all sites have told of theirs. Training
-    leaves out batches of fewer than ``least_batch`` examples.
+    leaves out batches of fewer than ``least_batch`` examples. Cohorts and noise follow from a
+    ``secret`` instead of the seed, where the server has one.
     """
 
     dataset: Dataset
@@ -45,6 +46,7 @@ class Federation:
     trained_before: Fingerprints | None = None
     told_labels: Indices | None = None
     least_batch: int = 1
+    secret: str | None = None
 
     @property
     def num_clients(self) -> int:
@@ -94,12 +96,21 @@ class Federation:
         excluded = self._novel(novel)
         return places + np.searchsorted(excluded - np.arange(novel), places, side="right")
 
-    def cohort(self, round_: int, size: int, novel: int = 0) -> tuple[int, ...]:
+    @property
+    def server_seed(self) -> int | str:
+        """What the server's own draws follow from."""
+        return self.seed if self.secret is None else self.secret
+
+    def cohort(
+        self, round_: int, size: int, novel: int = 0, *, poisson: bool = False
+    ) -> tuple[int, ...]:
         """Draw the ``size`` clients of a round, without replacement, in ascending order; none of
-        the ``novel`` ones."""
-        if size + novel >= self.num_clients:
+        the ``novel`` ones. With ``poisson`` each is drawn by itself, and ``size`` on average."""
+        count = self.num_clients - novel
+        if size >= count:
             return self._all(novel)
-        return self._draw(random.generator(self.seed, "cohort", round_), size, novel)
+        rng = random.generator(self.server_seed, "cohort", round_)
+        return self._draw(rng, int(rng.binomial(count, size / count)) if poisson else size, novel)
 
     def turns(self, round_: int, rounds: int, size: int, novel: int = 0) -> dict[int, range]:
         """The clients whose turn it is in a round, where every client trains equally often.

@@ -16,7 +16,7 @@ from ..uploads.accounting import PrivacyConfig
 from .config import CohortConfig, Plan
 from .executors.processes import check_processes
 from .forms import check_plain_hooks
-from .prepare import first_steps, with_least_batch
+from .prepare import blank_upload, first_server, upload_chain
 
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
@@ -35,14 +35,11 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
 
 
 def _check_releases(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
-    """Raise InputError where noise on the mean of updates does not cover all that clients send: a
-    client trains on one batch, and its upload shows what that is."""
-    plain = replace(plan, privacy=PrivacyConfig())
-    federation = with_least_batch(method, task, federation, plan.local.batch_size)
-    works, server, request = first_steps(method, task, federation, plain)
-    update = works.train.complete(request, works.train.prepare(server, request))
-    chain = works.train.chain
-    upload = chain.receive(update.packed, chain.at(server, 1, [request.client]))
+    """Raise InputError where noise on the mean of updates does not cover all that clients send, as
+    an upload of blank examples shows."""
+    chain = upload_chain(method, task, federation, replace(plan, privacy=PrivacyConfig()))
+    upload, _ = blank_upload(method, task, federation, chain)
+    server = first_server(method, task, federation)
     covered = chain.context.updates(upload)
     buffers = tuple(task.buffers)
     if buffers and (statistics := sorted(name for name in upload if name.endswith(buffers))):
@@ -128,10 +125,6 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
     reasons = {
         "cohort.buffer": (cohort.buffer is not None, "cohorts are not drawn at random"),
         "cohort.max_share": (cohort.max_share is not None, "all clients have the same share"),
-        "faults": (plan.faults.is_active, "the noise is for a whole cohort"),
-        "engine.on_divergence = 'skip'": (
-            plan.engine.on_divergence == "skip", "the noise is for a whole cohort"
-        ),
         "attack.kind": (plan.attack.on_uploads, "what attackers send would not be clipped"),
         "robust": (method.robust.is_active, "a rule looks at uploads before there is noise"),
         **dict.fromkeys(changed, (True, "privacy.clip bounds each update")),
@@ -139,10 +132,10 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
     for name, (is_set, why) in reasons.items():
         if is_set:
             raise InputError(f"{name} does not go with [privacy]: {why}; leave one of them out")
-    if federation.remote:
+    if federation.remote and not plan.privacy.secret:
         raise InputError(
-            "privacy is simulated in one process, not over Flower: the noise follows from the "
-            "seed, which the sites know; leave [privacy] out"
+            "privacy.secret = false: the noise would follow from the seed, which the sites know; "
+            "set privacy.secret = true"
         )
     plan.account(federation)
 

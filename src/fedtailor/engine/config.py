@@ -194,7 +194,7 @@ class Plan:
         """The largest part of a round's weight that a client may have; None: no limit. Where there
         is noise all have the same weight, so that none changes the mean by more than others."""
         if self.privacy.is_active:
-            return 1 / self.cohort_size(federation)
+            return 0.0  # too little for any: all have the same
         return self.cohort.max_share
 
     def account(self, federation: Federation) -> Account | None:

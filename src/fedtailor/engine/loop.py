@@ -128,8 +128,8 @@ class Loop:
             if uploads.keeps or self.chain.needs == "sums":
                 break
             self.store.discard()  # what has been added up can't be taken out again
-        if not results.losses and (self.method.trains_alone or self.plan.faults.is_active):
-            alone = self.method.trains_alone
+        plan, alone = self.plan, self.method.trains_alone
+        if not results.losses and (alone or plan.faults.is_active or plan.privacy.is_poisson):
             problem = "it is no client's turn" if alone else "no upload is there"
             return results, _unchanged(server, problem)
         with clock.phase("aggregate"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..data.federation import Federation
 from ..method import Method
+from ..uploads.accounting import PrivacyConfig
 from .config import Plan
 
 
@@ -75,7 +76,14 @@ def draw_cohort(
     size, novel = plan.cohort_size(federation), plan.cohort.novel
     if method.trains_alone:
         return federation.turns(number, plan.rounds, size, novel)
-    return dict.fromkeys(federation.cohort(number, size, novel), range(number, number + 1))
+    clients = federation.cohort(number, size, novel, poisson=plan.privacy.is_poisson)
+    return dict.fromkeys(clients, range(number, number + 1))
+
+
+def usual_cohort(method: Method, federation: Federation, plan: Plan) -> tuple[int, ...]:
+    """A cohort of the usual size, where chance may give a larger one or none."""
+    plain = replace(plan, privacy=PrivacyConfig())
+    return tuple(draw_cohort(method, federation, plain, 1))
 
 
 def participants(

@@ -14,10 +14,11 @@ from .. import random
 from ..data.config import LocalConfig
 from ..data.example_cache import ExampleCache
 from ..data.federation import Federation
-from ..data.table import Images
+from ..data.table import Dataset, Images, Ragged, Tokens
 from ..errors import InputError
 from ..method import Cohort, Method, Server
 from ..objectives.objective import MetricFunction
+from ..optim import ClientContext
 from ..params import Batch, Params, aligned, to_device
 from ..task.task import Task
 from ..torch_private import count_flops
@@ -28,7 +29,7 @@ from ..uploads.packing import Packing
 from ..uploads.private import Private
 from ..uploads.robust import RobustRule
 from ..uploads.staleness import Staleness
-from .client import ClientEvaluation, ClientUpdate, Training
+from .client import ClientEvaluation, ClientUpdate, Training, client_round
 from .config import Plan
 from .costs import Costs
 from .executors.work import ClientRequest
@@ -36,7 +37,7 @@ from .faults import TimeModel
 from .forms import check_state
 from .joining import Joining
 from .metrics import Metrics
-from .participants import draw_cohort
+from .participants import usual_cohort
 from .private_states import MemoryStates
 from .scoring import Scoring
 from .writing import Writing
@@ -96,14 +97,14 @@ def upload_chain(
         Packing(partial(method.pack, task), partial(method.unpack, task)),
     ]
     active = tuple(link for link in links if link is not None)
-    known = federation.seed, task.buffers, partial(method.unchanged, task)
+    known = federation.server_seed, task.buffers, partial(method.unchanged, task)
     return Chain(active, UploadContext(*known))
 
 
 def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:
     """The link that clips and adds noise, if the plan has it."""
     account, clip = plan.account(federation), plan.privacy.clip
-    if account is None or clip is None:
+    if account is None or clip is None or method.trains_alone:
         return None
     size = account.cohort
     return Private(clip, account.noise * clip / size, size, method.name)
@@ -126,7 +127,7 @@ def first_steps(
 ) -> tuple[Works, Server, ClientRequest]:
     """At most ``limit`` batches of an epoch in round 1, of the client with the median number of
     examples: the works, the server's state, and the request to the client."""
-    cohort = sorted(draw_cohort(method, federation, plan, 1), key=federation.num_examples)
+    cohort = sorted(usual_cohort(method, federation, plan), key=federation.num_examples)
     client = cohort[len(cohort) // 2]
     size = plan.local.batch_size
     steps = min(limit, max(1, federation.num_steps(client, LocalConfig(size))))
@@ -147,6 +148,37 @@ def first_costs(method: Method, task: Task, federation: Federation, plan: Plan) 
     updates: list[ClientUpdate] = []
     flops = count_flops(lambda: updates.append(works.train.complete(request, inputs)))
     return replace(updates[0].costs, flops=round(flops / request.size))
+
+
+def blank_upload(
+    method: Method, task: Task, federation: Federation, chain: Chain
+) -> tuple[Params, Params]:
+    """An upload of a client that trains on blank examples, which needs no client's data: as the
+    server gets it, and as it travels."""
+    device, key = task.device, random.key(federation.seed, "form")
+    server = to_device(first_server(method, task, federation), device)
+    received = to_device(method.send(task, server, 0), device)
+    private = to_device(method.init_client(task, 0, key), device)
+    public = public_batch(federation, task) if method.needs_public else None
+    # of no round, so that what a method does in a certain one alone is left out
+    context = ClientContext(key.to(device), 1.0, 0, public)
+    steps = [to_device(_blank(federation.dataset), device)]
+    upload, _, _ = client_round(method, task, received, private, steps, context)
+    at = chain.at(received, 0, [0])
+    packed = chain.send(upload, at)
+    return chain.receive(packed, at), packed
+
+
+def _blank(dataset: Dataset) -> Batch:
+    count = dataset.objective.sequences
+    sizes = Ragged(np.full(2 * count, 4 // count), np.array([0, count, 2 * count]))
+    inputs: Tokens | Images = Tokens(
+        np.zeros(8, np.int64), np.array([0, 4, 8]), sizes=None if count == 1 else sizes
+    )
+    if dataset.picture is not None:
+        inputs = Images(np.zeros((2, *dataset.picture), np.uint8))
+    labels = dataset.objective.blank_targets(2, 4, dataset.num_classes)
+    return Dataset(inputs, 2, dataset.task, "blank", labels).batch(np.arange(2))
 
 
 class Works(NamedTuple):

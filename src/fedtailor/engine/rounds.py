@@ -19,7 +19,7 @@ from .executors.work import Counted, Executor, Work
 from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import Metrics
-from .participants import draw_cohort
+from .participants import usual_cohort
 from .prepare import as_trained, client_works, first_server, memory_states, time_model, upload_chain
 from .private_states import PrivateStates
 from .results import Round
@@ -91,7 +91,7 @@ def rounds(
     if make_executor is not None:
         runner = make_executor(works._asdict())
     else:
-        size = len(draw_cohort(method, federation, plan, 1))
+        size = len(usual_cohort(method, federation, plan))
         runner = executor_for(plan.engine, works._asdict(), task.device, size, executor)
     if on_result is not None:
         runner = Counted(runner, on_result)

@@ -1,7 +1,7 @@
 """The form that a method's uploads have.
 
-The server finds out that form as a client of its own that trains on blank examples. So it depends
-on nothing that clients send, and holds for the first one as for the last.
+The server finds it out as a client of its own that trains on blank examples. So it depends on
+nothing that clients send, and holds for the first one as for the last.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from .. import random
 from ..data.federation import Federation
-from ..data.table import Dataset, Images, Ragged, Tokens
-from ..engine.client import client_round
-from ..engine.prepare import first_server, public_batch
+from ..engine.prepare import blank_upload
 from ..method import Method
-from ..optim import ClientContext
-from ..params import Batch, Params, to_device
+from ..params import Params
 from ..task.task import Task
 from ..uploads.chain import Chain
 from .codec import WireError
@@ -66,18 +61,8 @@ class UploadSchema:
 
 def upload_schema(method: Method, task: Task, federation: Federation, chain: Chain) -> UploadSchema:
     """The schema of the method's uploads, as the ``chain`` sends them."""
-    device, key = task.device, random.key(federation.seed, "form")
-    server = to_device(first_server(method, task, federation), device)
-    received = to_device(method.send(task, server, 0), device)
-    private = to_device(method.init_client(task, 0, key), device)
-    public = public_batch(federation, task) if method.needs_public else None
-    # of no round, so that what a method does in a certain one alone is left out
-    context = ClientContext(key.to(device), 1.0, 0, public)
-    steps = [to_device(_blank(federation.dataset), device)]
-    upload, _, _ = client_round(method, task, received, private, steps, context)
-    at = chain.at(received, 0, [0])
-    packed = chain.send(upload, at)
-    return UploadSchema.of(chain.receive(packed, at), packed)
+    upload, packed = blank_upload(method, task, federation, chain)
+    return UploadSchema.of(upload, packed)
 
 
 def form_of(params: Params) -> Form:
@@ -116,15 +101,3 @@ def _fits(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
 
 def _in_words(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {shape}".replace(str(ANY), "any")
-
-
-def _blank(dataset: Dataset) -> Batch:
-    count = dataset.objective.sequences
-    sizes = Ragged(np.full(2 * count, 4 // count), np.array([0, count, 2 * count]))
-    inputs: Tokens | Images = Tokens(
-        np.zeros(8, np.int64), np.array([0, 4, 8]), sizes=None if count == 1 else sizes
-    )
-    if dataset.picture is not None:
-        inputs = Images(np.zeros((2, *dataset.picture), np.uint8))
-    labels = dataset.objective.blank_targets(2, 4, dataset.num_classes)
-    return Dataset(inputs, 2, dataset.task, "blank", labels).batch(np.arange(2))

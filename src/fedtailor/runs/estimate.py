@@ -19,7 +19,7 @@ from ..engine.costs import Costs, peak_memory_mb
 from ..engine.executors.processes import can_fork, cores
 from ..engine.executors.sequential import Sequential
 from ..engine.executors.work import ClientRequest
-from ..engine.participants import draw_cohort
+from ..engine.participants import usual_cohort
 from ..engine.prepare import as_trained, first_steps
 from ..engine.scoring import SPLITS, Scoring, by_length
 from ..errors import FEW
@@ -230,7 +230,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     costs, step, cached, short = _step(inputs, method, federation)
     rounds_by_seed = [left.get((label, seed), 0) for seed in experiment.seeds]
     rounds = sum(rounds_by_seed)
-    cohort = len(draw_cohort(method, federation, plan, 1))
+    cohort = len(usual_cohort(method, federation, plan))
     down, up = sum(costs.down.values()), sum(costs.up.values())
     seconds = step * sum(_round_steps(experiment, method, federation))
     seconds /= _at_once(plan, cohort, ranks)
@@ -317,7 +317,7 @@ def _round_steps(
     local, evaluate = plan.local, plan.evaluate
     sizes = parts.train.sizes()
     steps = float(local.steps or np.mean(local.epochs * -(-sizes // local.batch_size)))
-    cohort = len(draw_cohort(method, federation, plan, 1))
+    cohort = len(usual_cohort(method, federation, plan))
     evaluated = len(experiment.plan.evaluated_and_novel(federation))
     held_out = float(np.mean(parts.validation.sizes() + parts.test.sizes()))
     models = 1 + evaluate.global_model

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..data.federation import Federation
-from ..engine.participants import draw_cohort
+from ..engine.participants import usual_cohort
 from ..engine.results import Round
 from ..errors import DivergedError, InputError, brief, whole_number
 from ..method import Method
@@ -19,6 +19,7 @@ from ..store.format import trial_folder
 from ..store.metrics import Metric
 from ..store.read import read_trial
 from ..store.run_directory import LOG, locked
+from ..store.secret import secret_of
 from ..store.selection import headline
 from ..store.trial import TrialStore
 from ..uploads.norms import about_norms
@@ -110,6 +111,8 @@ def run_trials(
                 select = chosen_by or federation.dataset.objective.selects
                 place = trial_folder(out, label, seed)
                 store = TrialStore(place, experiment.rounds, select, federation.names)
+                if experiment.privacy.secret:
+                    federation = replace(federation, secret=secret_of(place))
                 trial = TrialRun(
                     label, seed, method, federation, store, select, progress, bounds,
                     is_asynchronous=cohort.buffer is not None,
@@ -143,7 +146,7 @@ def _result(trial: TrialRun) -> str:
 def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
     federation, plan = trial.federation, experiment.plan
     clients = {
-        "train": len(draw_cohort(trial.method, federation, plan, 1)),
+        "train": len(usual_cohort(trial.method, federation, plan)),
         "evaluate": len(plan.evaluated(federation)),
     }
     return Stage(

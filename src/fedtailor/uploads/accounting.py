@@ -1,16 +1,23 @@
 """How much of a client's privacy a run spends: (epsilon, delta), by the package dp-accounting.
 
-Neighbours are two federations of which one client has other data. Each of M updates has a norm of
-at most C, so their sum differs by at most 2 C; the noise on it has the standard deviation sigma C.
+Neighbours are two federations of which one client has other data, or in which it changes nothing.
+An update has a norm of at most C, so the sum of updates differs by at most s C, where s is 2 or 1;
+the noise on it has the standard deviation sigma C.
 - All K clients train in every round: T rounds together are one Gaussian mechanism whose noise is
-  sigma / (2 sqrt T) times the difference. Its epsilon is exact (Balle and Wang).
+  sigma / (s sqrt T) times the difference. Its epsilon is exact (Balle and Wang).
 - M of K clients are drawn without replacement: Renyi differential privacy of such samples (Wang,
   Balle and Kasiviswanathan), or the epsilon above, which is a bound here, where that is less.
+- Each client is drawn with probability q = M / K by itself (Poisson): the privacy loss distribution
+  (Koskela, Jalko and Honkela), as the package bounds it. A round for which nobody is drawn
+  changes nothing, which shows. Where that happens a client tells at most q, so T rounds add at most
+  T q (1 - q)^(K - 1) to delta.
 
 Sources:
 - B. Balle, Y.-X. Wang. Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
 - Y.-X. Wang, B. Balle, S. P. Kasiviswanathan. Subsampled Renyi Differential Privacy and Analytical
   Moments Accountant. AISTATS 2019.
+- A. Koskela, J. Jalko, A. Honkela. Computing Tight Differential Privacy Guarantees Using FFT.
+  AISTATS 2020.
 - clipped updates of clients, and noise on their mean: H. B. McMahan et al. Learning Differentially
   Private Recurrent Language Models. ICLR 2018.
 """
@@ -18,46 +25,59 @@ Sources:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from scipy.optimize import brentq
 
 from ..errors import InputError
 
+Neighbours = Literal["replace", "remove"]
+
 _ORDERS = (*range(2, 25), 28, 32, 40, 48, 64, 100)  # of Renyi divergences
 _PRECISION = 1e-4  # of the logarithm of a noise that is solved for
+_GRID = 1e-3  # of privacy losses
+_MOST_EMPTY = 0.5  # of delta, for rounds of nobody
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
     """Differential privacy of clients: the norm of each update is at most ``clip``, and the server
-    adds noise. Either ``epsilon``, over all rounds, is given, or ``noise``, the standard deviation
-    on the sum of updates as a multiple of ``clip``."""
+    adds noise of ``noise`` times ``clip`` as the standard deviation on the sum of updates. Either
+    it or ``epsilon``, over all rounds, is given; with both a run that would spend more is refused.
+    """
 
     epsilon: Annotated[float, Gt(0), Le(1000)] | None = None
     noise: Annotated[float, Ge(0.01), Le(1e6)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] | None = None  # None: K^-1.1 of K clients
     clip: Annotated[float, Gt(0), Le(1e12)] | None = None
+    # of a cohort: so many clients, or each one by itself with the probability that gives so many
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    # of two federations that must not be told apart: a client's data are others, or are not there
+    neighbours: Neighbours = "replace"
+    # noise and cohorts follow from a random number that the server keeps, not from the seed
+    secret: bool = False
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and self.noise is not None:
-            raise InputError(
-                f"privacy.epsilon = {self.epsilon} and privacy.noise = {self.noise}: give one of "
-                "them; the other one follows"
-            )
         if self.is_active and self.clip is None:
             raise InputError("privacy.clip is missing: the largest norm of a client's update")
-        if not self.is_active and (self.delta, self.clip) != (None, None):
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        if not self.is_active and changed:
             raise InputError("privacy has neither epsilon nor noise; give one of them")
 
     @property
     def is_active(self) -> bool:
         """Whether there is noise."""
         return self.epsilon is not None or self.noise is not None
+
+    @property
+    def is_poisson(self) -> bool:
+        """Whether each client is drawn by itself."""
+        return self.sampling == "poisson"
 
 
 @dataclass(frozen=True)
@@ -73,41 +93,63 @@ class Spent:
 
 @dataclass(frozen=True)
 class Account:
-    """What a run spends that draws ``cohort`` of ``clients`` in each of ``rounds``."""
+    """What a run spends that draws ``cohort`` of ``clients`` in each of ``rounds``; as many on
+    average with ``poisson``."""
 
     noise: float
     delta: float
     clients: int
     cohort: int
     rounds: int
+    poisson: bool = False
+    neighbours: Neighbours = "replace"
 
     @cached_property
-    def is_sampled(self) -> bool:
-        """Whether less is spent because a round has a part of the clients alone."""
-        if self.cohort == self.clients:
-            return False
-        return self._sampled(self.rounds) < self._exact(self.rounds)
-
-    @property
     def accountant(self) -> str:
         """What epsilon is worked out by."""
-        return "RDP, sampling without replacement" if self.is_sampled else "exact Gaussian"
+        if self.poisson:
+            return "PLD, Poisson sampling"
+        may_gain = self.neighbours == "replace" and self.cohort < self.clients
+        if may_gain and self._sampled(self.rounds) < self._exact(self.rounds):
+            return "RDP, sampling without replacement"
+        return "exact Gaussian"
 
     def spent(self, rounds: int) -> Spent:
         """What the first ``rounds`` spend."""
-        epsilon = self._sampled(rounds) if self.is_sampled else self._exact(rounds)
-        return Spent(epsilon, self.delta, self.noise, self.accountant)
+        of = {"P": self._poisson, "R": self._sampled, "e": self._exact}[self.accountant[0]]
+        return Spent(of(rounds), self.delta, self.noise, self.accountant)
 
     def words(self, clip: float) -> str:
         """The whole run's budget in a line."""
+        done = "replaced" if self.neighbours == "replace" else "left out"
         return (
             f"epsilon {self.spent(self.rounds).epsilon:.4g} at delta {self.delta:.3g} after "
-            f"{self.rounds} rounds, of a client whose data are replaced ({self.accountant}); "
+            f"{self.rounds} rounds, of a client whose data are {done} ({self.accountant}); "
             f"updates of a norm up to {clip:g}, noise {self.noise:g}"
         )
 
+    @property
+    def _differ(self) -> int:
+        """By how many times the clip the sums of two neighbours differ at most."""
+        return 2 if self.neighbours == "replace" else 1
+
+    @property
+    def _empty(self) -> float:
+        """The part of delta for rounds of nobody."""
+        q = self.cohort / self.clients
+        return float(self.rounds * q * (1 - q) ** (self.clients - 1)) if self.poisson else 0.0
+
+    def check(self) -> None:
+        """Raise InputError where rounds of nobody would tell too much."""
+        if self._empty > _MOST_EMPTY * self.delta:
+            raise InputError(
+                f"privacy.sampling = 'poisson': a cohort of {self.cohort} of {self.clients} "
+                "clients is empty so often that this alone spends more than half of delta = "
+                f"{self.delta:.3g}; draw more clients, or set privacy.sampling = 'fixed'"
+            )
+
     def _exact(self, rounds: int) -> float:
-        sigma = self.noise / (2 * math.sqrt(rounds))
+        sigma = self.noise / (self._differ * math.sqrt(rounds))
         return float(_package().get_epsilon_gaussian(sigma, self.delta))
 
     def _sampled(self, rounds: int) -> float:
@@ -115,10 +157,16 @@ class Account:
         epsilon, _ = _package("rdp").compute_epsilon(_ORDERS, curve, self.delta)
         return float(epsilon)
 
+    def _poisson(self, rounds: int) -> float:
+        losses = _losses(self.cohort / self.clients, self.noise, self.neighbours)
+        delta = self.delta - self._empty
+        return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
+
 
 @cache
 def account(config: PrivacyConfig, clients: int, cohort: int, rounds: int) -> Account:
-    """The account of a run; the noise is the least one, to four digits, where epsilon is given.
+    """The account of a run; the noise is the least one, to four digits, where epsilon alone is
+    given.
 
     Args:
         config: active settings.
@@ -127,29 +175,48 @@ def account(config: PrivacyConfig, clients: int, cohort: int, rounds: int) -> Ac
         rounds: T.
 
     Raises:
-        InputError: there is one client alone, or the package dp-accounting is missing.
+        InputError: there is one client alone; all train, and are said to be drawn; epsilon and
+            noise are given, and the rounds spend more; the package dp-accounting is missing.
     """
     delta = clients**-1.1 if config.delta is None else config.delta
     if delta >= 1:
         raise InputError("privacy needs two clients or more; 1 takes part")
-    if config.noise is not None:
-        return Account(config.noise, delta, clients, cohort, rounds)
+    if config.is_poisson and cohort == clients:
+        raise InputError(
+            "privacy.sampling = 'poisson', but cohort.fraction = 1 draws all clients; draw fewer, "
+            "or leave sampling out"
+        )
     target = config.epsilon
-    assert target is not None
 
-    def of(log_noise: float) -> Account:
-        return Account(math.exp(log_noise), delta, clients, cohort, rounds)
+    def of(noise: float, rounds: int = rounds) -> Account:
+        how = config.is_poisson, config.neighbours
+        return Account(noise, delta, clients, cohort, rounds, *how)
 
     def excess(log_noise: float) -> float:
-        return of(log_noise).spent(rounds).epsilon - target
+        assert target is not None
+        return of(math.exp(log_noise)).spent(rounds).epsilon - target
 
-    most = math.log(2 * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta))
-    if cohort < clients:
-        least = most - 1
+    of(1.0).check()
+    if config.noise is not None:
+        made = of(config.noise)
+        if target is not None and (spent := made.spent(rounds).epsilon) > target:
+            fit = bisect_right(range(1, rounds), target, key=lambda t: made.spent(t).epsilon)
+            way_out = f"rounds up to {fit}, or " if fit else ""
+            raise InputError(
+                f"{rounds} rounds with privacy.noise = {config.noise:g} spend epsilon "
+                f"{spent:.4g}, and privacy.epsilon = {target:g}; allowed: {way_out}more noise"
+            )
+        return made
+    differ = of(1.0)._differ
+    most = math.log(differ * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta))
+    if cohort < clients and (config.is_poisson or config.neighbours == "replace"):
+        while excess(most) > 0:  # where rounds of nobody have a part of delta
+            most += 0.1
+        least = most - 0.3
         while excess(least) <= 0:
-            least -= 1
+            least -= 0.3
         most = min(most, brentq(excess, least, most + _PRECISION, xtol=_PRECISION) + _PRECISION)
-    return Account(_up(math.exp(most)), delta, clients, cohort, rounds)
+    return of(_up(math.exp(most)))
 
 
 @cache
@@ -160,6 +227,20 @@ def _renyi(clients: int, cohort: int, noise: float) -> tuple[float, ...]:
     gaussian = package.GaussianDpEvent(noise / 2)
     accountant.compose(package.SampledWithoutReplacementDpEvent(clients, cohort, gaussian))
     return tuple(accountant._rdp.tolist())  # so that a round more is a sum, not a new curve
+
+
+@cache
+def _losses(q: float, noise: float, neighbours: Neighbours) -> Any:
+    """The privacy loss distribution of one round."""
+    relations = _package().NeighboringRelation
+    return _package("pld.privacy_loss_distribution").from_gaussian_mechanism(
+        noise,
+        sampling_prob=q,
+        value_discretization_interval=_GRID,
+        neighboring_relation=(
+            relations.REPLACE_ONE if neighbours == "replace" else relations.REPLACE_SPECIAL
+        ),
+    )
 
 
 def _up(value: float) -> float:

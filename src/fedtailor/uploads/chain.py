@@ -22,7 +22,7 @@ class UploadContext:
     and changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
     """
 
-    seed: int
+    seed: int | str
     statistics: Collection[str]
     unchanged_from: Callable[[Params, Params], Params]
     state: Params = field(default_factory=dict)

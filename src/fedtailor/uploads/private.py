@@ -1,10 +1,12 @@
 """Differential privacy of clients: clipped updates, and noise on their mean.
 
 An update of client k is its upload minus one that changes nothing, u_k - u_0, over all float
-tensors together. M clients take part, all with the same weight; C is ``clip``, and sigma the noise:
+tensors together. M clients take part, or as many on average; C is ``clip``, and sigma the noise:
 
     the client sends  d_k = (u_k - u_0) min(1, C / ||u_k - u_0||)
     the method gets   u_0 + sum_k d_k / M + N(0, (sigma C / M)^2)
+
+The sum is over the clients whose updates are there, and M is the same for any number of them.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from dataclasses import dataclass
 import torch
 
 from .. import random
-from ..errors import TooFewUploadsError
 from ..params import Params
 from ..stacked import weighted_sum
 from .chain import Link, UploadContext
@@ -26,8 +27,8 @@ _BELOW = 1 - 1e-6  # so that rounding never takes a norm above the bound
 @dataclass(frozen=True)
 class Private(Link):
     """Clips updates to ``clip``, at the client and again at the server, and adds noise of a
-    standard deviation of ``std`` to the mean of a ``cohort`` of them. Its draws depend on the seed,
-    the round and the ``method``."""
+    standard deviation of ``std`` to the sum of a ``cohort`` of them, divided by its usual size. Its
+    draws depend on the server's seed, the round and the ``method``."""
 
     clip: float
     std: float
@@ -45,15 +46,10 @@ class Private(Link):
     def receive(self, upload: Params, at: UploadContext) -> Params:
         return clipped(upload, self.clip)
 
-    def check(self, present: int) -> None:
-        if present < self.cohort:
-            raise TooFewUploadsError(
-                f"{present} of {self.cohort} updates are there, and the noise is for all of them"
-            )
-
     def total(self, uploads: Params, at: UploadContext) -> Params:
-        count = len(next(iter(uploads.values())))
-        mean = weighted_sum(uploads, torch.full((count,), 1 / count, dtype=torch.float64))
+        rows = len(next(iter(uploads.values())))  # of the updates, or of their mean
+        each = len(at.clients) / (rows * self.cohort)
+        mean = weighted_sum(uploads, torch.full((rows,), each, dtype=torch.float64))
         unchanged = at.unchanged(mean)
         draws = random.generator(at.seed, at.round, "privacy", self.method)
         noised: Params = {}
