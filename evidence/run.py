@@ -106,6 +106,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
         del content["faults"]
     if not experiment.privacy.is_active:
         del content["privacy"]
+    if not experiment.secure_aggregation.is_active:
+        del content["secure_aggregation"]
     for method in content["methods"]:
         if method["robust"]["rule"] == "none" and not method["robust"]["before"]:
             method["robust"] = dict(NO_RULE)

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 SECTIONS = [
     ft.DataConfig, ft.SplitConfig, ft.ModelConfig, ft.LocalConfig,
     ft.CohortConfig, ft.ScheduleConfig, ft.EngineConfig, ft.EvaluateConfig, ft.GenerateConfig,
-    ft.PrivacyConfig, ft.StartConfig, AttackConfig, FaultConfig, Machine, ClientFaults,
+    ft.PrivacyConfig, ft.SecureAggregationConfig, ft.StartConfig, AttackConfig, FaultConfig,
+    Machine, ClientFaults,
 ]  # fmt: skip
 LIKE_FEDAVG = "as in [FedAvg](fedavg.md)"
 FEDAVGS = "[FedAvg's](fedavg.md#settings)"  # all of its fields that a table does not name

@@ -50,6 +50,7 @@ from .task.task import Task as Task
 from .trackers.follow import track as track
 from .uploads.accounting import PrivacyConfig as PrivacyConfig
 from .uploads.rules import Robust as Robust
+from .uploads.secure.config import SecureAggregationConfig as SecureAggregationConfig
 
 write_report = write
 __version__: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -12,7 +11,6 @@ from ..errors import InputError, listed
 from ..method import Method
 from ..objectives import OBJECTIVES
 from ..task.task import Task
-from ..uploads.accounting import PrivacyConfig
 from .config import CohortConfig, Plan
 from .executors.processes import check_processes
 from .forms import check_plain_hooks
@@ -30,30 +28,37 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
         )
     cohort_size = plan.cohort_size(federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
-    if plan.privacy.is_active and not method.trains_alone:
+    hides = plan.privacy.is_active or plan.secure_aggregation.is_active
+    if hides and not method.trains_alone:
         _check_releases(method, task, federation, plan)
 
 
 def _check_releases(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
-    """Raise InputError where noise on the mean of updates does not cover all that clients send, as
-    an upload of blank examples shows."""
-    chain = upload_chain(method, task, federation, replace(plan, privacy=PrivacyConfig()))
+    """Raise InputError where the mean of updates is not all that clients send, as an upload of
+    blank examples shows."""
+    noised, section = plan.privacy.is_active, "secure_aggregation"
+    why = "the server sees sums alone"
+    if noised:
+        section, why = "privacy", "noise covers the mean of updates alone"
+    chain = upload_chain(method, task, federation, plan.in_clear)
     upload, _ = blank_upload(method, task, federation, chain)
     server = first_server(method, task, federation)
     covered = chain.context.updates(upload)
-    buffers = tuple(task.buffers)
+    buffers = tuple(task.buffers) if noised else ()
     if buffers and (statistics := sorted(name for name in upload if name.endswith(buffers))):
         raise InputError(
             f"privacy: {method.name} sends running statistics ({listed(statistics, few=2)}), which "
             "noise would spoil; set model.batch_norm = 'frozen'"
         )
+    if not noised:  # their mean is what the server takes without masks, too
+        covered = {name: value for name, value in upload.items() if value.is_floating_point()}
     if method.averages and covered.keys() == upload.keys():
         return
     beside = sorted(name for name in upload if name not in covered or name not in server)
     sent = f"; beside the update it sends {listed(beside, few=3)}" if beside else ""
     raise InputError(
-        f"privacy: {method.name} as configured needs each client's own upload, and noise covers "
-        f"the mean of updates alone{sent}. Leave the method or [privacy] out"
+        f"{section}: {method.name} as configured needs each client's own upload, and {why}{sent}. "
+        f"Leave the method or [{section}] out"
     )
 
 
@@ -119,15 +124,13 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the plan would spend more than the account of its privacy says."""
     if not plan.privacy.is_active:
         return
-    cohort, usual = plan.cohort, CohortConfig()
-    bounds = ("above_norm", "max_norm", "norm_factor", "norm_quantile")
-    changed = [f"cohort.{name}" for name in bounds if getattr(cohort, name) != getattr(usual, name)]
+    cohort = plan.cohort
     reasons = {
         "cohort.buffer": (cohort.buffer is not None, "cohorts are not drawn at random"),
         "cohort.max_share": (cohort.max_share is not None, "all clients have the same share"),
         "attack.kind": (plan.attack.on_uploads, "what attackers send would not be clipped"),
         "robust": (method.robust.is_active, "a rule looks at uploads before there is noise"),
-        **dict.fromkeys(changed, (True, "privacy.clip bounds each update")),
+        **dict.fromkeys(_changed_bounds(cohort), (True, "privacy.clip bounds each update")),
     }  # fmt: skip
     for name, (is_set, why) in reasons.items():
         if is_set:
@@ -138,6 +141,41 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
             "set privacy.secret = true"
         )
     plan.account(federation)
+
+
+def check_secure_aggregation(method: Method, federation: Federation, plan: Plan) -> None:
+    """Raise InputError where the plan needs more of uploads than their sum."""
+    secure, clip, size = plan.secure_aggregation, plan.privacy.clip, plan.cohort_size(federation)
+    if not secure.is_active:
+        return
+    single = "nobody sees single uploads"
+    kept = "cohort.above_norm" if plan.cohort.above_norm == "keep" else None
+    reasons = {
+        "cohort.buffer": (plan.cohort.buffer is not None, "those who mask together train together"),
+        "attack.kind": (plan.attack.on_uploads, f"it is worked out from all uploads, and {single}"),
+        "robust": (method.robust.is_active, single),
+        **{name: (True, single) for name in _changed_bounds(plan.cohort) if name != kept},
+    }
+    for name, (is_set, why) in reasons.items():
+        if is_set:
+            raise InputError(
+                f"{name} does not go with [secure_aggregation]: {why}; leave one of them out"
+            )
+    if size < 2:
+        raise InputError(f"secure_aggregation needs a cohort of two clients or more; it has {size}")
+    if clip is not None and clip > secure.range:
+        raise InputError(
+            f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "
+            "which clients send nothing would tell of their data; set a range of at least the clip"
+        )
+    if federation.remote:
+        raise InputError("secure_aggregation is simulated in one process, not over Flower")
+
+
+def _changed_bounds(cohort: CohortConfig) -> list[str]:
+    """The settings of a bound on norms that are not the usual ones."""
+    usual, names = CohortConfig(), ("above_norm", "max_norm", "norm_factor", "norm_quantile")
+    return [f"cohort.{name}" for name in names if getattr(cohort, name) != getattr(usual, name)]
 
 
 def check_plan(method: Method, federation: Federation, plan: Plan, device: torch.device) -> None:
@@ -169,6 +207,7 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
             f"state; those of {method.name} can't; allowed: 'refuse', 'keep'"
         )
     check_privacy(method, federation, plan)
+    check_secure_aggregation(method, federation, plan)
     check_attack(federation, plan)
     check_faults(method, federation, plan, taking_part)
     if plan.local.batch_size < method.min_batch_size:

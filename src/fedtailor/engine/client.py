@@ -26,6 +26,7 @@ from ..task.packing import places
 from ..task.task import Task
 from ..uploads.attacks import AttackConfig, flipped
 from ..uploads.chain import Chain
+from ..uploads.secure.fixed_point import OutOfRangeError
 from .backdoor import Trigger
 from .costs import Costs, measure
 from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
@@ -185,12 +186,16 @@ class Training(_Clients):
     ) -> ClientUpdate:
         upload, private, loss = outcome
         at = self.chain.at(inputs.received, request.round, [request.client])
-        packed = self.chain.send(upload, at)
+        refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
+        try:
+            packed = self.chain.send(upload, replace(at, masks=request.masks))
+        except OutOfRangeError as error:
+            packed, refusal = {}, refusal or Refusal(str(error))
         return ClientUpdate(
             packed,
             {name: value.cpu() for name, value in private.items()},
             loss.item(),
-            _refusal(self.federation.name(request.client), loss, {**private, **upload}),
+            refusal,
             measure(self.method, self.task, inputs.received, private, packed),
             inputs.seconds,
             cpu_seconds,

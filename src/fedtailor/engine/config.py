@@ -17,6 +17,7 @@ from ..task.task import Precision
 from ..uploads.accounting import Account, PrivacyConfig, account
 from ..uploads.attacks import AttackConfig
 from ..uploads.norms import USUAL_FACTOR, USUAL_QUANTILE
+from ..uploads.secure.config import SecureAggregationConfig
 from .backdoor import Trigger
 from .faults import ClientFaults, FaultConfig
 
@@ -185,6 +186,7 @@ class Plan:
     attack: AttackConfig = AttackConfig()
     faults: FaultConfig = FaultConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    secure_aggregation: SecureAggregationConfig = SecureAggregationConfig()
 
     def cohort_size(self, federation: Federation) -> int:
         """How many clients are asked to take part in a round."""
@@ -206,13 +208,19 @@ class Plan:
 
     @property
     def alone(self) -> Plan:
-        """The plan where nothing is sent: nothing is lost, late, waited for or noised."""
+        """The plan where nothing is sent: nothing is lost, late, waited for, noised or masked."""
         by_client = tuple(
             ClientFaults(one.clients, machine=one.machine) for one in self.faults.by_client
         )
         faults = FaultConfig(machines=self.faults.machines, by_client=by_client)
         cohort = replace(self.cohort, buffer=None)
-        return replace(self, cohort=cohort, faults=faults, privacy=PrivacyConfig())
+        return replace(self.in_clear, cohort=cohort, faults=faults)
+
+    @property
+    def in_clear(self) -> Plan:
+        """The plan without noise and masks."""
+        hidden = PrivacyConfig(), SecureAggregationConfig()
+        return replace(self, privacy=hidden[0], secure_aggregation=hidden[1])
 
     def lr_scale(self, rounds: Sequence[int]) -> float:
         """The mean factor on learning rates over ``rounds``."""

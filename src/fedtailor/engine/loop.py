@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +14,8 @@ from ..method import Cohort, Method, Server, checked_weights
 from ..profiling import Clock, phase
 from ..task.task import Task
 from ..uploads.chain import Chain
-from ..uploads.collected import UploadMean, Uploads, UploadStack
+from ..uploads.collected import UploadMean, Uploads, UploadStack, UploadSum
+from ..uploads.secure.messages import Masks
 from .aggregation import NextState, next_state, training_order
 from .client import ClientUpdate
 from .config import LEAST, Plan
@@ -118,10 +119,14 @@ class Loop:
         """Train the members and aggregate the uploads that count, those of the cohort; they are
         forgotten with that. Raises InputError where too few updates are usable (DivergedError:
         because they, or the server's next state, are not finite)."""
+        try:
+            masks = self._masks(cohort.round, members)
+        except TooFewUploadsError as error:
+            return CohortResults(), _unchanged(server, str(error))
         while True:
             uploads = self._empty(cohort, members)
             with clock.phase("train"):
-                results = self._train(server, cohort, members, uploads)
+                results = self._train(server, cohort, members, uploads, masks)
             clock.move(results.data_seconds / self.executor.processes, "train", "data")
             if cohort.clients:
                 self._check_quorum(results, cohort)
@@ -142,7 +147,8 @@ class Loop:
             context = self.method, self.task, self.chain
             max_share = self.plan.max_share(self.federation)
             try:
-                state = next_state(*context, uploads, cohort, at, least - late, max_share)
+                least = len(there) if self.chain.hidden else least - late  # a sum is used or not
+                state = next_state(*context, uploads, cohort, at, least, max_share)
             except TooFewUploadsError as error:
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
@@ -163,6 +169,8 @@ class Loop:
     def _empty(self, cohort: Cohort, members: Sequence[Member]) -> Uploads:
         """The place for a cohort's uploads; weighed as they come where none may be missing."""
         plan, needs = self.plan, self.chain.needs
+        if self.chain.hidden:
+            return UploadSum()
         if not self.method.needs_only_mean or needs == "stack":
             return UploadStack(len(cohort.clients), plan.engine.upload_memory_mb * 1e6)
         order = training_order([member.steps for member in members if member.counts])
@@ -170,6 +178,21 @@ class Loop:
             return UploadMean(order)
         weighed = cohort.with_max_share(plan.max_share(self.federation))
         return UploadMean(order, checked_weights(self.method, weighed))
+
+    def _masks(self, number: int, members: Sequence[Member]) -> Mapping[int, Masks]:
+        """What clients need whose uploads the server is not to see; empty where it may."""
+        if not self.chain.hidden:
+            return {}
+
+        def weigh(clients: Sequence[int]) -> dict[int, float]:
+            cohort = cohort_of(self.federation, number, tuple(clients))
+            weighed = cohort.with_max_share(self.plan.max_share(self.federation))
+            weights = checked_weights(self.method, weighed).tolist()
+            return dict(zip(clients, weights, strict=True))
+
+        drawn = draw_cohort(self.method, self.federation, self.plan, number)
+        present = [member.client for member in members]
+        return self.chain.open(self.chain.at({}, number, tuple(drawn)), present, weigh)
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
@@ -191,7 +214,12 @@ class Loop:
         return self.plan.lr_scale([number])
 
     def _train(
-        self, server: Server, cohort: Cohort, members: Sequence[Member], uploads: Uploads
+        self,
+        server: Server,
+        cohort: Cohort,
+        members: Sequence[Member],
+        uploads: Uploads,
+        masks: Mapping[int, Masks],
     ) -> CohortResults:
         """Train the members; those that were sent an older state go first."""
         results, least = CohortResults(), self._least(cohort, self.quorum)
@@ -201,7 +229,7 @@ class Loop:
         for version, scale in sorted({(member.version, member.lr_scale) for member in members}):
             sent = self.versions[version]
             same = [one for one in order if (one.version, one.lr_scale) == (version, scale)]
-            requests = self._requests(same, version, scale)
+            requests = self._requests(same, version, scale, masks)
             for request, result in self.executor.map("train", sent, requests):
                 place, client = places[request.client], request.client
                 refusal = result if isinstance(result, Refusal) else result.refusal
@@ -230,7 +258,7 @@ class Loop:
         return results
 
     def _requests(
-        self, members: Sequence[Member], version: int, lr_scale: float
+        self, members: Sequence[Member], version: int, lr_scale: float, masks: Mapping[int, Masks]
     ) -> Iterator[ClientRequest]:
         """The requests to members that are sent the state after round ``version``."""
         requests = client_requests(
@@ -242,7 +270,10 @@ class Loop:
             self.store.read,
             lr_scale,
         )
-        return (replace(request, steps=request.size) for request in requests)
+        return (
+            replace(request, steps=request.size, masks=masks.get(request.client))
+            for request in requests
+        )
 
     def _is_late(
         self, results: CohortResults, member: Member, update: ClientUpdate, *, sends: bool
@@ -281,9 +312,13 @@ class Loop:
         }
         if usable + len(diverged) >= least:
             raise self._diverged(diverged[min(diverged)].reason, cohort, _SLOWER)
+        why = ""
+        if results.refusals and not self.federation.remote:  # what these have said was printed
+            client, refusal = results.refusals[min(results.refusals)]
+            why = f" (client {self.federation.name(client)}: {refusal.reason})"
         raise InputError(
             f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
-            f"usable update, {least} are needed; the same command goes on after round "
+            f"usable update{why}, {least} are needed; the same command goes on after round "
             f"{cohort.round - 1}"
         )
 

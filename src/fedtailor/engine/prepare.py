@@ -28,6 +28,7 @@ from ..uploads.norms import NormBound
 from ..uploads.packing import Packing
 from ..uploads.private import Private
 from ..uploads.robust import RobustRule
+from ..uploads.secure.messages import Clients
 from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, Training, client_round
 from .config import Plan
@@ -82,23 +83,46 @@ def upload_chain(
     federation: Federation,
     plan: Plan,
     recent_norms: Sequence[Mapping[int, float]] = (),
+    masking: Clients | None = None,
 ) -> Chain:
-    """What uploads pass through, from the training to the wire; ``recent_norms`` as in `rounds`."""
+    """What uploads pass through, from the training to the wire; ``recent_norms`` and ``masking``
+    as in `rounds`."""
     cohort, attack, robust = plan.cohort, plan.attack, method.robust
     private = _private(method, federation, plan)
-    above = "keep" if private is not None else cohort.above_norm
+    above = cohort.above_norm
+    if private is not None or plan.secure_aggregation.is_active:
+        above = "keep"
     bound = cohort.max_norm, cohort.norm_factor, cohort.norm_quantile
+    masks = _secure(method, plan, masking, from_update=private is not None)
     links: list[Link | None] = [
         RobustRule(robust, method.name) if robust.is_active else None,
         NormBound(above, *bound, recent_norms) if above != "keep" else None,
         private,
         Attack(attack, plan.attackers(federation)) if attack.on_uploads else None,
         Staleness() if cohort.buffer is not None else None,
-        Packing(partial(method.pack, task), partial(method.unpack, task)),
+        Packing(partial(method.pack, task), partial(method.unpack, task)) if not masks else None,
+        masks,
     ]
     active = tuple(link for link in links if link is not None)
     known = federation.server_seed, task.buffers, partial(method.unchanged, task)
     return Chain(active, UploadContext(*known))
+
+
+def _secure(
+    method: Method, plan: Plan, masking: Clients | None, *, from_update: bool
+) -> Link | None:
+    """The link that masks uploads, if the plan has it; of methods that average, and pack nothing.
+    Raises InputError where its package is missing."""
+    if not plan.secure_aggregation.is_active or method.trains_alone:
+        return None
+    try:
+        from ..uploads.secure.link import Secure
+        from ..uploads.secure.simulation import Simulation
+    except ModuleNotFoundError:
+        raise InputError(
+            "[secure_aggregation] needs cryptography: pip install 'fedtailor[privacy]'"
+        ) from None
+    return Secure(plan.secure_aggregation, masking or Simulation(), from_update=from_update)
 
 
 def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:

@@ -9,6 +9,7 @@ from ..method import Method, Server
 from ..objectives.objective import MetricFunction
 from ..params import to_device
 from ..task.task import Task
+from ..uploads.secure.messages import Clients
 from .asynchronous import schedule
 from .checks import check
 from .config import LEAST, Plan
@@ -41,6 +42,7 @@ def rounds(
     quorum: float = 1.0,
     on_result: Callable[[str, int], None] | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
+    masking: Clients | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
@@ -65,6 +67,7 @@ def rounds(
         on_result: called after each result of a round's work, with the name of the work ("train",
             "evaluate", "score") and the number of results so far.
         metrics: functions for names in ``plan.evaluate.metrics``.
+        masking: how the clients' sides of secure aggregation are reached; None: they are simulated.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, too few updates are
@@ -85,6 +88,8 @@ def rounds(
     server = to_device(server, task.device)
     if plan.engine.on_divergence == "skip":
         quorum = min(quorum, LEAST)
+    if (threshold := plan.secure_aggregation.threshold) is not None:
+        quorum = max(quorum, threshold) if federation.remote else threshold
     time = time_model(method, task, federation, plan)
     federation = as_trained(method, task, federation, plan)
     works = client_works(method, task, federation, plan, metrics)
@@ -98,7 +103,7 @@ def rounds(
     of_models = works.score, works.write
     evaluator = Evaluator(method, task, federation, plan, store, runner, *of_models)
     participants, versions = schedule(method, federation, plan, time, start)
-    chain = upload_chain(method, task, federation, plan, recent_norms)
+    chain = upload_chain(method, task, federation, plan, recent_norms, masking)
     loop = Loop(
         method, task, federation, plan, chain, store, runner, evaluator, quorum, participants, time
     )

@@ -245,6 +245,9 @@ class FedSDG(Method):
             return alignment_weights(uploads, self.eps)
         return leave_one_out_weights(uploads, self.temperature, self.eps)
 
+    def client_weights(self, cohort: Cohort) -> Tensor:
+        return cohort.shares if self.aggregation == "examples" else cohort.uniform
+
     def global_state(self, task: Task, server: Server) -> Params | None:
         if self.private_head:
             return None

@@ -36,7 +36,7 @@ _EXTRAS = {
     "flower": "Flower (fedtailor deploy)",
     "tune": "Optuna (fedtailor tune)",
     "rouge": "rouge-score and sacrebleu (ROUGE and chrF of texts that models write)",
-    "privacy": "dp-accounting ([privacy] in an experiment)",
+    "privacy": "dp-accounting and cryptography ([privacy], [secure_aggregation])",
     "figures": "vl-convert (fedtailor report --figures)",
     "track": "trackers (fedtailor track)",
 }

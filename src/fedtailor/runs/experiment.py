@@ -24,6 +24,7 @@ from ..models.config import ModelConfig
 from ..store.format import check_folder_name
 from ..uploads.accounting import PrivacyConfig
 from ..uploads.attacks import AttackConfig
+from ..uploads.secure.config import SecureAggregationConfig
 from ..user_code import Origin, absolute, origin, origin_of, portable
 from ..user_code import load as load_object
 from . import builtin
@@ -65,6 +66,7 @@ class Experiment:
     attack: AttackConfig = field(default_factory=AttackConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     start_from: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:

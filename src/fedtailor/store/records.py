@@ -279,6 +279,7 @@ class ExperimentRecord:
     faults: dict[str, Any] = field(default_factory=dict)
     attack: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
+    secure_aggregation: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
     start_from: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)

@@ -6,8 +6,6 @@ arrives; ``gather``, for all of them; and ``total``, for what is aggregated. Wha
 override changes nothing. ``needs`` says whether it works with sums alone, or with single uploads.
 `engine.prepare.upload_chain` builds the chain from the settings; nobody else names a link.
 
-A link to come is one file and one line there, as `private.Private` is:
-- secure aggregation: ``send`` rounds to whole numbers and adds masks, which float64 holds exactly.
-  ``total`` takes the sum, c times the mean of members of equal weight, and what is left of the
-  masks off. It needs only sums; `NormBound` and `RobustRule` need single uploads, and don't fit.
+A link to come is one file and one line there, as `private.Private` is. `secure.link.Secure`, the
+last one at a client, hides single uploads from the server: the links before it see the sum alone.
 """

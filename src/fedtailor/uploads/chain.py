@@ -8,8 +8,10 @@ from typing import Literal
 
 from ..params import Params
 from .collected import Uploads
+from .secure.messages import Masks
 
 Needs = Literal["sums", "uploads", "stack"]
+Weigh = Callable[[Sequence[int]], Mapping[int, float]]  # clients' weights in their mean
 _NEEDS: tuple[Needs, ...] = ("sums", "uploads", "stack")
 
 
@@ -20,6 +22,7 @@ class UploadContext:
     ``unchanged_from`` gives the upload that changes nothing of a state (`Method.unchanged`), and
     ``statistics`` are the names of running statistics. A stale upload is ``staleness`` rounds old
     and changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
+    ``masks`` are a client's, where the server is to see sums alone.
     """
 
     seed: int | str
@@ -32,6 +35,7 @@ class UploadContext:
     staleness: int = 0
     drawn: int = 0
     least: int = 1
+    masks: Masks | None = None
 
     def unchanged(self, upload: Params) -> Params:
         """The float tensors of an upload like this one that changes nothing of ``state``."""
@@ -50,6 +54,7 @@ class Link:
     """One transform of uploads. By default each end changes nothing."""
 
     note: str | None = None  # what is to be told of the round
+    hides: bool = False  # what the server gets of it is a sum that tells of no single upload
 
     @property
     def needs(self) -> Needs:
@@ -60,6 +65,11 @@ class Link:
     def send(self, upload: Params, at: UploadContext) -> Params:
         """At the client: its upload as this link sends it."""
         return upload
+
+    def open(self, at: UploadContext, present: Sequence[int], weigh: Weigh) -> Mapping[int, Masks]:
+        """Begin a round at the server, for which ``at.clients`` were drawn: what the `send` of each
+        client needs that may train, of those ``present``."""
+        return {}
 
     def receive(self, upload: Params, at: UploadContext) -> Params:
         """At the server: one client's upload again, as far as the server may know it."""
@@ -104,6 +114,11 @@ class Chain(Link):
         return max((link.needs for link in self.links), key=_NEEDS.index)
 
     @property
+    def hidden(self) -> bool:
+        """Whether the server gets a sum alone."""
+        return any(link.hides for link in self.links)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is to be told of the round."""
         return tuple(link.note for link in self.links if link.note is not None)
@@ -113,9 +128,15 @@ class Chain(Link):
             upload = link.send(upload, at)
         return upload
 
+    def open(self, at: UploadContext, present: Sequence[int], weigh: Weigh) -> Mapping[int, Masks]:
+        opened = (link.open(at, present, weigh).items() for link in self.links)
+        return {client: masks for of_link in opened for client, masks in of_link}
+
     def receive(self, upload: Params, at: UploadContext) -> Params:
         for link in reversed(self.links):
             upload = link.receive(upload, at)
+            if link.hides:  # the links before it see the sum
+                break
         return upload
 
     def watch(self, upload: Params, at: UploadContext) -> None:

@@ -165,4 +165,31 @@ class UploadMean:
         return {name: value.to(self._dtypes[name])[None] for name, value in self._sums().items()}
 
 
-Uploads = UploadStack | UploadMean
+class UploadSum:
+    """The sum of a cohort's uploads modulo 2^32, of int32 tensors, as one row ``[1, ...]``."""
+
+    keeps = False
+
+    def __init__(self) -> None:
+        self._total: Params = {}
+
+    def put(self, position: int, upload: Params) -> None:
+        """Add an upload."""
+        total = self._total or {name: torch.zeros_like(value) for name, value in upload.items()}
+        self._total = {name: total[name] + value for name, value in upload.items()}  # wraps round
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Nothing is left out of a sum."""
+        raise AssertionError("unreachable: rules that leave uploads out are refused")
+
+    def upload(self, row: int) -> Params:
+        """No single upload is known."""
+        raise AssertionError("unreachable: what needs single uploads is refused")
+
+    @property
+    def params(self) -> Params:
+        """The sum."""
+        return {name: value[None] for name, value in self._total.items()}
+
+
+Uploads = UploadStack | UploadMean | UploadSum

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...optim import ClientContext
 from ...params import Batch, Params
+from ...uploads.secure.messages import Masks
 
 
 class Item(Protocol):
@@ -113,6 +114,7 @@ class ClientRequest:
     lr_scale: float
     size: int
     steps: int | None = None  # None: all batches
+    masks: Masks | None = None  # of its upload, where the server is to see sums alone
 
 
 def client_requests(

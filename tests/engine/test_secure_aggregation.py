@@ -1,0 +1,157 @@
+"""Secure aggregation in the loop: the plain run's numbers, clients that leave, who is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedtailor.engine.checks import check
+from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
+from fedtailor.engine.faults import ClientFaults, FaultConfig
+from fedtailor.engine.rounds import rounds
+from fedtailor.errors import InputError
+from fedtailor.method import Method
+from fedtailor.methods import METHODS
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedprox import FedProx
+from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.params import Params
+from fedtailor.task.task import Task
+from fedtailor.uploads.accounting import PrivacyConfig
+from fedtailor.uploads.attacks import AttackConfig
+from fedtailor.uploads.rules import Robust
+from fedtailor.uploads.secure.config import SecureAggregationConfig
+from tests.engine.test_norm_bound import lying
+from tests.engine.test_privacy import PLAN as PRIVATE
+from tests.engine.test_privacy import server_after
+from tests.small import digits_backbone, digits_federation, last_round, same_bits
+
+SECURE = SecureAggregationConfig(0.51)
+SIZES = (9, 3, 12, 1, 7)
+PLAIN = CohortConfig(above_norm="keep")  # as with secure aggregation
+# half a step of the mean of five, of whom half may be left; and float32's own
+NEAR = 8.0 * 7 / 2**32 / 0.5 + 2e-7
+
+
+def is_near(a: Params, b: Params) -> bool:
+    return a.keys() == b.keys() and all(
+        float((a[name].double() - b[name].double()).abs().max()) <= NEAR for name in a
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedSDG(aggregation="uniform"),
+        pytest.param(FedSDG(aggregation="examples"), marks=pytest.mark.slow),
+        pytest.param(FedProx(), marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_is_the_plain_one_to_a_step(method: Method) -> None:
+    """Running statistics among what is sent."""
+    made = last_round(method, SIZES, rounds=1, secure_aggregation=SECURE)[0]
+    plain = last_round(method, SIZES, rounds=1, cohort=PLAIN)[0]
+    assert is_near(made.server, plain.server)
+    assert made.bytes_up == plain.bytes_up  # an int32 is as long as a float32
+    assert not made.notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "vectorised"])
+def test_executors_give_the_same_sums(executor: Any) -> None:
+    one = last_round(FedAvg(), SIZES, secure_aggregation=SECURE)[0]
+    engine = EngineConfig(executor, processes=2)
+    other = last_round(FedAvg(), SIZES, secure_aggregation=SECURE, engine=engine)[0]
+    if executor == "processes":
+        assert same_bits(one.server, other.server)
+    for name, value in one.server.items():
+        assert float((value - other.server[name]).abs().max()) < 1e-5
+
+
+def test_clients_that_leave_after_their_training_leave_the_mean_of_the_others() -> None:
+    one = ClientFaults((0,), drop_before=1.0), ClientFaults((4, 5), drop_after=1.0)
+    faults = FaultConfig(by_client=one)
+    options: dict[str, Any] = {"faults": faults, "rounds": 1, "cohort": PLAIN}
+    sizes = (9, 3, 12, 1, 7, 4, 5)
+    plain = last_round(FedAvg(), sizes, **options)[0]
+    assert plain.faults.dropped_before == (0,)
+    assert plain.faults.dropped_after == (4, 5)
+    made = last_round(FedAvg(), sizes, secure_aggregation=SECURE, **options)[0]
+    assert made.cohort.clients == plain.cohort.clients
+    assert is_near(made.server, plain.server)
+
+    most = SecureAggregationConfig(1.0)
+    stopped = last_round(FedAvg(), sizes, secure_aggregation=most, **options)[0]
+    assert not stopped.cohort.clients
+    (note,) = stopped.notes
+    assert note == (
+        "secure aggregation: keys of 6 of 7 clients are there; 7 must stay; the server's state "
+        "stays as it is"
+    )
+
+
+def test_a_client_with_values_out_of_the_range_is_left_out_by_name() -> None:
+    method = lying(FedAvg, 2, 100.0)()
+    made = last_round(method, SIZES, rounds=1, secure_aggregation=SECURE)[0]
+    assert made.notes == (
+        "without client 2: its update has values up to 128; secure_aggregation.range is 8",
+    )
+    assert made.cohort.clients == (0, 1, 3, 4)
+    with pytest.raises(InputError, match=r"4 of 5 clients sent a usable update \(client 2: its up"):
+        last_round(method, SIZES, rounds=1, secure_aggregation=SecureAggregationConfig(0.9))
+
+
+def test_noise_is_added_to_the_sum() -> None:
+    """Clipped by the clients, to equal weights; the server sees no update that it could clip."""
+    plan = replace(PRIVATE, secure_aggregation=SECURE)
+    assert is_near(server_after(FedAvg(), plan), server_after(FedAvg(), PRIVATE))
+
+
+REFUSED = [
+    *("fedsdg", "fedhft", "fedmerge", "pfedgate", "flora", "flexlora", "hetlora", "scaffold"),
+    *("lora-fair", "fedalt", "ifca", "fedmd", "heterofl", "fedmask"),
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("fedsdg", "scaffold", "ifca") else pytest.mark.slow)
+        for name in METHODS
+    ],
+)
+def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
+    method = METHODS[name]()
+    task = Task(digits_backbone(), method.adapt)
+    plan = Plan(6, engine=EngineConfig("sequential"), secure_aggregation=SECURE)
+    if name in REFUSED:
+        with pytest.raises(InputError, match=f"secure_aggregation: {name} as configured needs"):
+            check(method, task, digits_federation(SIZES), plan)
+        return
+    *_, last = rounds(method, task, digits_federation(SIZES), replace(plan, rounds=1))
+    assert len(last.cohort.clients) == len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cohort": CohortConfig(above_norm="clip")}, "cohort.above_norm does not go with"),
+        ({"cohort": CohortConfig(max_norm=1.0)}, "cohort.max_norm does not go with"),
+        ({"cohort": CohortConfig(buffer=2)}, "cohort.buffer does not go with"),
+        ({"attack": AttackConfig("scaling")}, "attack.kind does not go with"),
+        ({"cohort": CohortConfig(size=1)}, "needs a cohort of two clients or more; it has 1"),
+        ({"privacy": PrivacyConfig(noise=1.0, clip=9.0)}, "range = 8 is less than privacy.clip"),
+    ],
+)
+def test_settings_that_look_at_single_uploads_are_refused(changes: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        last_round(FedAvg(), SIZES, secure_aggregation=SECURE, **changes)
+    with pytest.raises(InputError, match="robust does not go with"):
+        last_round(FedAvg(robust=Robust("median")), SIZES, secure_aggregation=SECURE)
+
+
+def test_settings_without_a_threshold_are_refused() -> None:
+    with pytest.raises(InputError, match="secure_aggregation has no threshold"):
+        SecureAggregationConfig(range=1.0)
