@@ -86,7 +86,7 @@ LATER: Mapping[str, Any] = {
     "text_pair": None, "class_weights": None, "huber_delta": None,
     "attention": "sdpa", "chat_template": None, "dtype": "fp32", "picture_size": None,
     "quantise": None, "micro_batch": None, "pack": False,
-    "beta": None, "reference": None, "templates": [], "by_client": [],
+    "within_rounds": False, "beta": None, "reference": None, "templates": [], "by_client": [],
     "lora": {"rslora": False, "dropout": 0.0, "dora": False},
     "generate": {"examples": 0, "tokens": 64, "every": None},
 }  # fmt: skip
@@ -115,7 +115,17 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["lr_w"] = 100.0  # unused; it was the default
         if method["name"] == "fedsdg" and method["gate"] is not None:
             method["lr_gate"] = 5e-3  # unused; it was the default
-    names = ("data", "public", "model", "split", "local", "cohort", "attack", "evaluate")
+    names = [
+        "data",
+        "public",
+        "model",
+        "split",
+        "local",
+        "cohort",
+        "schedule",
+        "attack",
+        "evaluate",
+    ]
     sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):
         for field, value in LATER.items():

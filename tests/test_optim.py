@@ -80,6 +80,25 @@ def test_groups_hold_small_parameters_in_one_vector(sizes: list[int], large: int
     assert [rate.dim() for rate in groups.rates(lambda name: 0.1)] == [0] * (large + 1)
 
 
+def test_a_rate_that_moves_within_a_training_has_its_mean_over_the_real_steps() -> None:
+    task = Task(digits_backbone())
+
+    def slope_of_one(state: Params, batch: Batch, key: torch.Tensor) -> tuple[torch.Tensor, Params]:
+        return state["head.bias"].sum(), {}
+
+    def moved(weights: list[float]) -> float:
+        context = ClientContext(random.key(0), lr_scale=0.5, lr_slope=-0.8)
+        batches = [{**BATCH, "weight": torch.full((6,), weight)} for weight in weights]
+        state, _ = train(task, task.state, batches, context, Optimiser(lr=0.1), loss=slope_of_one)
+        return float((task.state["head.bias"] - state["head.bias"]).mean())
+
+    by_step = [0.05 * (1 - 0.8 * part) for part in (-0.375, -0.125, 0.125, 0.375)]
+    assert moved([1, 1, 1, 1]) == pytest.approx(sum(by_step), rel=1e-4)
+    assert moved([1, 1, 1, 1, 0]) == pytest.approx(0.2, rel=1e-4)
+    half = [0.05 * (1 - 0.8 * part) for part in (-0.25, 0.25)]
+    assert moved([1, 1]) == pytest.approx(sum(half), rel=1e-4)
+
+
 def test_another_loss_is_minimised_instead() -> None:
     task = Task(digits_backbone())
 

@@ -43,6 +43,7 @@ class ClientContext(NamedTuple):
     learning rates, ``round`` the round's number, from 1. ``public`` holds the examples that all
     clients have, if there are any. ``passes`` says how many passes over the client's data its
     batches are. A step is computed on ``micro_batch`` examples at a time; None: on all at once.
+    Over the steps of a training the factor rises by ``lr_slope`` of ``lr_scale``, its mean.
     """
 
     key: Tensor
@@ -51,6 +52,7 @@ class ClientContext(NamedTuple):
     public: Batch | None = None
     passes: int = 1
     micro_batch: int | None = None
+    lr_slope: float = 0.0
 
     def subkey(self, number: int) -> ClientContext:
         """The same context with another key, for one of several trainings in a round."""
@@ -163,8 +165,8 @@ def train(
             their new values.
         batches: one a step. A batch may hold ``weight`` ``[b]``, 0 for padding examples; a batch
             whose weights are all 0 is padding, and leaves everything as it is.
-        context: ``key`` seeds dropout, ``lr_scale`` multiplies the learning rates; a step takes
-            ``micro_batch`` examples at a time, and the mean of their gradients.
+        context: ``key`` seeds dropout, ``lr_scale`` and ``lr_slope`` change the learning rates; a
+            step takes ``micro_batch`` examples at a time, and the mean of their gradients.
         optimiser: starts anew.
         lr: the learning rate of a parameter by its name; None: the parameter stays as it is. By
             default ``optimiser.lr`` for all.
@@ -198,7 +200,11 @@ def train(
         )
         with phase("optimiser"):
             g = optimiser.clipped(groups.flatten(gradient))
-            new = [optimiser.step(*each) for each in zip(g, rates, states, strict=True)]
+            now = rates
+            if context.lr_slope:
+                part = (number + 0.5) / real_steps(batches) - 0.5
+                now = [rate * (1 + context.lr_slope * part) for rate in rates]
+            new = [optimiser.step(*each) for each in zip(g, now, states, strict=True)]
         if may_move := strip_prefix(buffers, MAY_MOVE):
             masks = groups.flatten(_for_all(may_move, theta))
             new = [_where(*each) for each in zip(masks, new, states, strict=True)]

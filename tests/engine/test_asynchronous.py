@@ -130,7 +130,7 @@ def without_others(federation: Federation, client: int) -> Federation:
     """The federation with no cohort but this client: all others are novel."""
 
     class Alone(Federation):
-        def cohort(self, round_: int, size: int, novel: int = 0) -> tuple[int, ...]:
+        def cohort(self, *_: object, **__: object) -> tuple[int, ...]:
             return (client,)
 
     return Alone(federation.dataset, federation.partition, federation.seed)

@@ -107,6 +107,7 @@ class _Clients(ClientWork, ABC):
                 self.public,
                 request.passes,
                 self.local.micro_batch,
+                request.lr_slope,
             ),
             time.perf_counter() - start,
             time.process_time() - cpu_start,

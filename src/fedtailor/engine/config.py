@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -151,12 +152,14 @@ class CohortConfig:
 class ScheduleConfig:
     """The factor on every learning rate, by round: from 1 towards ``final``, after a warm-up.
 
-    The round after the last would have ``final``, so that the last one still trains.
+    The round after the last would have ``final``, so that the last one still trains. With
+    ``within_rounds`` the factor moves in equal steps from each round's to the next one's.
     """
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     final: Annotated[float, Ge(0), Le(1)] = 0.0
     warmup_rounds: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    within_rounds: bool = False
 
     def factor(self, round_: int, rounds: int) -> float:
         """For round ``round_`` of ``rounds`` (the first is 1).
@@ -224,7 +227,21 @@ class Plan:
 
     def lr_scale(self, rounds: Sequence[int]) -> float:
         """The mean factor on learning rates over ``rounds``."""
-        return sum(self.schedule.factor(one, self.rounds) for one in rounds) / len(rounds)
+        factors = [self.schedule.factor(one, self.rounds) for one in rounds]
+        if self.schedule.within_rounds:
+            after = self.schedule.factor(rounds[-1] + 1, self.rounds)
+            factors = [(a + b) / 2 for a, b in pairwise([*factors, after])]
+        return sum(factors) / len(rounds)
+
+    def lr_slope(self, rounds: Sequence[int]) -> float:
+        """By how much the factor rises from the beginning of ``rounds`` to their end, as a share of
+        its mean; 0 where it is the same for all steps of a round."""
+        if not self.schedule.within_rounds:
+            return 0.0
+        first, last = (
+            self.schedule.factor(one, self.rounds) for one in (rounds[0], rounds[-1] + 1)
+        )
+        return (last - first) / self.lr_scale(rounds)
 
     def attackers(self, federation: Federation) -> frozenset[int]:
         """The clients that attack."""

@@ -226,10 +226,10 @@ class Loop:
         order = [members[at] for at in training_order([member.steps for member in members])]
         places = {member.client: place for place, member in enumerate(order)}
         positions = {client: position for position, client in enumerate(cohort.clients)}
-        for version, scale in sorted({(member.version, member.lr_scale) for member in members}):
-            sent = self.versions[version]
-            same = [one for one in order if (one.version, one.lr_scale) == (version, scale)]
-            requests = self._requests(same, version, scale, masks)
+        for alike in sorted({member.like for member in members}):
+            same = [one for one in order if one.like == alike]
+            version, sent = same[0].version, self.versions[same[0].version]
+            requests = self._requests(same, masks)
             for request, result in self.executor.map("train", sent, requests):
                 place, client = places[request.client], request.client
                 refusal = result if isinstance(result, Refusal) else result.refusal
@@ -258,9 +258,10 @@ class Loop:
         return results
 
     def _requests(
-        self, members: Sequence[Member], version: int, lr_scale: float, masks: Mapping[int, Masks]
+        self, members: Sequence[Member], masks: Mapping[int, Masks]
     ) -> Iterator[ClientRequest]:
-        """The requests to members that are sent the state after round ``version``."""
+        """The requests to members that are all alike (`Member.like`)."""
+        version, lr_scale, lr_slope = members[0].like
         requests = client_requests(
             [member.client for member in members],
             version + 1,
@@ -271,7 +272,12 @@ class Loop:
             lr_scale,
         )
         return (
-            replace(request, steps=request.size, masks=masks.get(request.client))
+            replace(
+                request,
+                steps=request.size,
+                masks=masks.get(request.client),
+                lr_slope=lr_slope,
+            )
             for request in requests
         )
 

@@ -15,8 +15,8 @@ from .config import Plan
 @dataclass(frozen=True)
 class Member:
     """A client that trains: on ``steps`` batches, from the server's state after round ``version``,
-    with ``lr_scale`` times the learning rates. One that ``drops`` after its training sends nothing.
-    One that is ``late`` sends its upload, and nobody waits for it."""
+    with ``lr_scale`` times the learning rates, which rise by ``lr_slope`` of it. One that ``drops``
+    after its training sends nothing. One that is ``late`` sends its upload; nobody waits for it."""
 
     client: int
     version: int
@@ -24,6 +24,12 @@ class Member:
     lr_scale: float
     drops: bool = False
     late: bool = False
+    lr_slope: float = 0.0
+
+    @property
+    def like(self) -> tuple[int, float, float]:
+        """What members that train together have in common."""
+        return self.version, self.lr_scale, self.lr_slope
 
     @property
     def counts(self) -> bool:
@@ -99,6 +105,6 @@ def participants(
             continue
         steps = federation.num_steps(client, plan.local)
         steps = fate.steps(steps) if fate.share < 1 else steps
-        scale = plan.lr_scale(rounds)
-        members.append(Member(client, number - 1, steps, scale, drops=fate.drops_after))
+        scale, slope, drops = plan.lr_scale(rounds), plan.lr_slope(rounds), fate.drops_after
+        members.append(Member(client, number - 1, steps, scale, drops, lr_slope=slope))
     return Participants(tuple(members), tuple(dropped))

@@ -109,8 +109,8 @@ class Session:
         if training.method.trains_alone:
             turns = draw_cohort(training.method, training.federation, self.plan, message.round)
             rounds = turns.get(request.client, rounds)
-        scale = self.plan.lr_scale(rounds)
-        asked = ClientRequest(*who, "train", training.local.passes, scale, 0)
+        scale, slope = self.plan.lr_scale(rounds), self.plan.lr_slope(rounds)
+        asked = ClientRequest(*who, "train", training.local.passes, scale, 0, lr_slope=slope)
         update: ClientUpdate = training.complete(asked, training.inputs(received, asked))
         if update.refusal is not None:
             raise DivergedError(update.refusal.reason)

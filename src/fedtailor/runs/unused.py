@@ -52,6 +52,8 @@ def unused(experiment: Experiment, labels: Sequence[str], task: Objective) -> li
             f"schedule.warmup_rounds = {schedule.warmup_rounds} is no less than rounds: learning "
             "rates never get as high as they are set"
         )
+    if schedule.within_rounds and schedule.name == "constant" and not schedule.warmup_rounds:
+        found.append("schedule.within_rounds has no effect with schedule.name = 'constant'")
     template = experiment.model.chat_template
     if template is not None and not task.joins_columns:
         found.append(

@@ -143,7 +143,8 @@ def _is_of_the_model(error: RuntimeError) -> bool:
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:
     first = many[0]
     same = all(same_tensors(inputs.received, first.received) for inputs in many)
-    in_dims = (None if same else 0, 0, 0, ClientContext(0, None, None, None, None, None))  # type: ignore[arg-type]
+    context = ClientContext(0, *[None] * (len(ClientContext._fields) - 1))  # type: ignore[arg-type]
+    in_dims = (None if same else 0, 0, 0, context)
     return torch.func.vmap(work.run, in_dims=in_dims)(
         first.received if same else stack([inputs.received for inputs in many]),
         stack([inputs.private for inputs in many]),

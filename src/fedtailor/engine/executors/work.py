@@ -114,6 +114,7 @@ class ClientRequest:
     lr_scale: float
     size: int
     steps: int | None = None  # None: all batches
+    lr_slope: float = 0.0
     masks: Masks | None = None  # of its upload, where the server is to see sums alone
 
 
