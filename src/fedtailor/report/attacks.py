@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ..store.metrics import ATTACK_SUCCESS, Metric, unit_of
 from ..store.read import attack_of
-from .names import attack_name
+from .names import NO_ATTACK, attack_name
 from .numbers import scale_of
 from .rows import ModelResult, Row
 from .select import Entry
@@ -29,7 +29,7 @@ def attack_maps(entries: Sequence[Entry], comparison: Table) -> list[TextTable]:
     their settings differ in the attack alone.
     """
     attacks = [attack_name(attack_of(entry.run.experiment)) for entry in entries]
-    if all(name == "no attack" for name in attacks):
+    if all(name == NO_ATTACK for name in attacks):
         return []
     settings = [_settings(entry) for entry in entries]
     firsts = dict(zip(settings[::-1], entries[::-1], strict=True))
@@ -77,7 +77,7 @@ def _map(title: str, values: Mapping[tuple[str, str], float], metric: Metric) ->
     finite = [value for value in values.values() if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     methods = list(dict.fromkeys(method for method, _ in values))
-    attacks = sorted(dict.fromkeys(attack for _, attack in values), key=lambda a: a != "no attack")
+    attacks = sorted(dict.fromkeys(attack for _, attack in values), key=lambda a: a != NO_ATTACK)
     scale, digits = scale_of(metric)
     rows, levels = [], {}
     for y, method in enumerate(methods):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import InputError, listed, unknown
 from ..store.format import as_json as to_json_text
-from ..store.metrics import Metric, is_percentage
+from ..store.metrics import Metric
 from ..store.read import StrPath, read_all
 from ..store.selection import metric_of
 from .cells import text_tables
-from .differences import MethodResults, comparable_entries
-from .numbers import bare
+from .differences import ahead_of, comparable_entries, difference_table
 from .table import Table, table
 from .text import TextTable, whole
 from .untrained import untrained_notes
@@ -22,32 +21,26 @@ _WIDTH = 118
 _COMMAND = "    "  # before a command, which stays on one line to be copied
 
 
-def verdict_lines(comparison: Table) -> list[list[str]]:
-    """Return each verdict in words, and what to do next: a line a sentence, and commands on lines
-    of their own; with several, a verdict names its runs."""
-    several = len(comparison.verdicts) > 1
-    found = []
+def verdict_lines(comparison: Table) -> Iterator[tuple[list[str], TextTable | None]]:
+    """Yield each verdict, a line a sentence, the last one with the command to go on with; and its
+    table of differences. With several, a verdict names its runs."""
     for one in comparison.verdicts:
-        runs = f"{', '.join(one.runs)}: " if several else ""
+        runs = f"{', '.join(one.runs)}: " if len(comparison.verdicts) > 1 else ""
         first, *others = one.text
         lines = [f"Verdict: {runs}{first}", *(f"- {text}" for text in others)]
-        for number, step in enumerate(one.steps):
-            lines.append(f"{'' if number else 'Next: '}{step.text}")
-            lines += [f"{_COMMAND}{step.command}"] if step.command else []
-        found.append(lines)
-    return found
+        lines += ["Next:", f"{_COMMAND}{one.next_step}"] if one.next_step else []
+        yield lines, difference_table(one.differences, one.metric) if one.differences else None
 
 
 def to_text(comparison: Table) -> str:
     """Format ``comparison`` for a terminal of 120 columns, with its verdict, caption and notes."""
     width = 18 if comparison.metric == "loss" else 28
-    said = [
-        "\n".join(line if line.startswith(_COMMAND) else _wrapped(line, _WIDTH) for line in lines)
-        for lines in verdict_lines(comparison)
-    ]
+    parts = [one.text(lambda label: _wrapped(label, width)) for one in text_tables(comparison)]
+    for lines, differences in verdict_lines(comparison):
+        parts += [differences.text()] if differences else []
+        parts.append("\n".join(x if x.startswith(_COMMAND) else _wrapped(x, _WIDTH) for x in lines))
     below = [_wrapped(f"- {line}", _WIDTH) for line in [*comparison.caption, *comparison.notes]]
-    tables = [one.text(lambda label: _wrapped(label, width)) for one in text_tables(comparison)]
-    return "\n\n".join([*tables, *said, "\n".join(below)])
+    return "\n\n".join([*parts, "\n".join(below)])
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -65,10 +58,7 @@ def to_json(comparison: Table) -> str:
     >>> to_json(Table("accuracy", [], ["Test accuracy."], []))[:26]
     '{\\n  "metric": "accuracy",\\n'
     """
-    content = dataclasses.asdict(comparison)
-    for values, one in zip(content["verdicts"], comparison.verdicts, strict=True):
-        values |= {"next_step": one.next_step}
-    return to_json_text(content, 2)
+    return to_json_text(dataclasses.asdict(comparison), 2)
 
 
 def compare(
@@ -104,10 +94,7 @@ def against(
     if method not in (labels := [entry.label for members in groups for entry in members]):
         raise unknown("method", method, labels)
     members = next(group for group in groups if method in [entry.label for entry in group])
-    results = {entry.label: MethodResults.of(entry, metric) for entry in members}
-    base = results.pop(method)
-    found = (one.ahead(base) for one in results.values())
-    leads = sorted((one for one in found if one is not None), key=lambda one: -one.value)
+    leads = ahead_of(method, members, metric)
     compared = {method, *(one.method for one in leads)}
     others = [label for label in labels if label not in compared]
     if not leads:
@@ -117,23 +104,8 @@ def against(
         )
     if as_json:
         return to_json_text([dataclasses.asdict(one) for one in leads], 2)
-    unit = "points" if is_percentage(metric) else metric
-    rows = [
-        [
-            one.method,
-            bare(metric, one.value, signed=True),
-            " to ".join(bare(metric, end, signed=True) for end in (one.low, one.high))
-            if one.has_interval
-            else "-",
-            one.words,
-            f"{one.num_worse_off} of {one.num_clients} clients",
-        ]
-        for one in leads
-    ]
-    title = f"Test {metric}: how far each method is ahead of {method}"
-    header = ["method", f"ahead ({unit})", "95 % interval", "these data show", "worse off"]
     entries = sorted(members, key=lambda entry: entry.label != method)
     notes = untrained_notes(entries, metric)
-    notes += [f"{one.method}: {said}" for one in leads if (said := one.of_trained(metric))]
+    notes += [f"{said}." for one in leads if (said := one.of_trained(metric))]
     notes += [f"Without results on the same clients: {listed(others)}"] if others else []
-    return "\n".join([TextTable(title, header, rows, is_text={0, 3}).text(), *notes])
+    return "\n".join([difference_table(leads, metric).text(), *notes])

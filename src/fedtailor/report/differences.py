@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from ..store.metrics import Metric, higher_is_better
+from ..store.metrics import Metric, higher_is_better, is_percentage
 from ..store.read import Run
 from ..store.selection import by_round
-from .numbers import amount, bare
+from .numbers import bare
 from .paired import paired
 from .select import Entry, entries, reported, scores
+from .text import TextTable
 from .untrained import unequal_turns, untrained_clients
 
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
@@ -54,28 +55,18 @@ class Difference:
         return self.num_clients >= FEWEST
 
     @property
+    def is_fair(self) -> bool:
+        """Whether it is not one with clients that trained alone unequally often."""
+        return self.reading != "trained unequally"
+
+    @property
     def words(self) -> str:
         """What the data show, for a table."""
-        if self.reading == "trained unequally":
+        if not self.is_fair:
             return self.reading
         if self.low == self.value == self.high == 0:
             return "equal"
         return self.reading if self.has_interval else "too few clients to tell"
-
-    def sentence(self, metric: Metric, name: str) -> str:
-        """Say how it is beside the method that is called ``name``: `accuracy is ...`."""
-        text = f"{metric} is {_sided(metric, self.value)} than with {name}"
-        if bare(metric, abs(self.value)) == bare(metric, 0):
-            text = f"{metric} is as good as with {name}"
-        if self.value == self.low == self.high == 0:
-            text += ", for every client."
-        elif not self.has_interval:
-            text += f"; {too_few(self.num_clients)} whether that is chance."
-        else:
-            chance = "; that may be chance" if self.reading == "may be chance" else ""
-            text += f"{chance} ({self._interval(metric)})."
-        said = self.of_trained(metric)
-        return f"{text} {said}." if said else text
 
     def of_trained(self, metric: Metric) -> str:
         """Say what is left of it over the clients that have trained with both methods; empty if
@@ -84,31 +75,17 @@ class Difference:
             return ""
         if (one := self.trained) is None:
             return f"No client has trained with both {self.method} and {self.over}"
-        text = (
-            f"{self.num_untrained} of {self.num_clients} clients have not trained with both; over "
-            f"the others it is {_sided(metric, one.value)}"
+        interval = f" ({one.interval(metric)})" if one.has_interval else ""
+        return (
+            f"{self.num_untrained} of {self.num_clients} clients have not trained with both "
+            f"{self.method} and {self.over}; over the others {self.method} is ahead by "
+            f"{bare(metric, one.value, signed=True)}{interval}"
         )
-        return f"{text} ({one._interval(metric)})" if one.has_interval else text
 
-    def _interval(self, metric: Metric) -> str:
-        """Such as ``95 % interval 1.2 to 3.4``, or with both sides if it holds 0."""
-        low, high = bare(metric, abs(self.low)), bare(metric, abs(self.high))
-        if self.low < 0 < self.high:
-            return f"95 % interval {low} worse to {high} better"
-        return f"95 % interval {' to '.join((high, low) if self.value < 0 else (low, high))}"
-
-
-def _sided(metric: Metric, value: float) -> str:
-    return f"{amount(metric, abs(value))} {'better' if value >= 0 else 'worse'}"
-
-
-def too_few(clients: int) -> str:
-    """Begin a sentence on differences of fewer clients than can be told from chance.
-
-    >>> too_few(1), too_few(5)
-    ('1 client is too few to tell', '5 clients are too few to tell')
-    """
-    return f"{clients} client{' is' if clients == 1 else 's are'} too few to tell"
+    def interval(self, metric: Metric) -> str:
+        """Such as ``-1.2 to +3.4``; ``-`` where there is none."""
+        ends = (bare(metric, end, signed=True) for end in (self.low, self.high))
+        return " to ".join(ends) if self.has_interval else "-"
 
 
 def division_of(run: Run, seed: int) -> Division:
@@ -224,3 +201,27 @@ class MethodResults:
             num_untrained=missing,
             trained=self.ahead(other, trained=True) if missing else None,
         )
+
+
+def ahead_of(reference: str, members: Sequence[Entry], metric: Metric) -> list[Difference]:
+    """Return how far each other method is ahead of ``reference`` on test data, the farthest first,
+    without those that have no client in common with it."""
+    results = {entry.label: MethodResults.of(entry, metric) for entry in members}
+    base = results.pop(reference)
+    leads = [lead for one in results.values() if (lead := one.ahead(base)) is not None]
+    return sorted(leads, key=lambda one: -one.value)
+
+
+def difference_table(differences: Sequence[Difference], metric: Metric) -> TextTable:
+    """Show paired differences of two methods, one a row."""
+    rows = [
+        [
+            one.method, one.over, bare(metric, one.value, signed=True), one.interval(metric),
+            one.words, f"{one.num_worse_off} of {one.num_clients}",
+        ]
+        for one in differences
+    ]  # fmt: skip
+    unit = "points" if is_percentage(metric) else "nats" if metric == "loss" else metric
+    header = ["method", "against", f"ahead ({unit})", "95 % interval", "these data show"]
+    title = f"Test {metric}: how far one method is ahead of another, client by client"
+    return TextTable(title, [*header, "clients worse off"], rows, is_text={0, 1, 4})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..store.records import Attack, RoundLine
 
 MAX_NAMES = 5
+NO_ATTACK = "no attack"
 
 
 def in_prose(names: Sequence[str], count: int | None = None) -> str:
@@ -48,7 +49,7 @@ def attack_name(attack: Attack) -> str:
     ['sign-flip,', '20\\xa0%, strength 5']
     """
     if attack.kind == "none":
-        return "no attack"
+        return NO_ATTACK
     who = (
         f"{len(attack.clients)} clients"
         if attack.clients

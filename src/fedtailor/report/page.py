@@ -21,6 +21,7 @@ from .charts.content import ClientGroup, Json, content, groups
 from .charts.every_client import every_client
 from .charts.pictures import pictures
 from .clients import worst_table
+from .differences import difference_table
 from .samples import method_samples
 from .sections import ahead, chart_specs, sections
 from .select import Entry
@@ -122,7 +123,9 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
     environment.filters |= {"link": _link, "whole": whole}
     text = environment.get_template("page.html").render(
         title=", ".join(dict.fromkeys(run.name for run in runs)),
-        verdicts=[(", ".join(one.runs), one.text, one.steps) for one in comparison.verdicts],
+        verdicts=[
+            (one, difference_table(one.differences, one.metric)) for one in comparison.verdicts
+        ],
         tables=text_tables(comparison),
         caption=comparison.caption,
         notes=comparison.notes,

@@ -12,7 +12,6 @@ from .attacks import attack_maps
 from .charts import maps, specs
 from .charts.content import ClientGroup, Json
 from .costs import COSTS, is_wide
-from .differences import too_few
 from .select import Entry
 from .table import Table
 from .text import TextTable
@@ -151,16 +150,11 @@ def ahead(comparison: Table, content: Json) -> list[Section]:
     """Return the section below the verdict; none if no run has training alone."""
     if not content["ahead"]:
         return []
-    leads = [one for verdict in comparison.verdicts for one in verdict.against_alone]
-    words = "How far each method is ahead of training alone on test data"
-    if any(one.has_interval for one in leads):
-        words += (
-            ", with its 95 % interval over clients and seeds. A lead or a loss whose interval "
-            "contains 0 may be chance."
-        )
-    else:
-        most = max(one.num_clients for one in leads)
-        words += f". {too_few(most)} which lead or loss is chance."
+    words = (
+        "How far each method is ahead of training alone on test data, with its 95 % interval over "
+        "clients and seeds, if there are six clients. A lead or a loss without one, or whose "
+        "interval contains 0, may be chance."
+    )
     return [Section("ahead", "Ahead of training alone", words, ["ahead"])]
 
 

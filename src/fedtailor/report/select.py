@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
-from ..store.metrics import Metric, rounded, sizes_of, summary, values_of
+from ..store.metrics import Metric, higher_is_better, rounded, sizes_of, summary, values_of
 from ..store.read import Run, Trial
 from ..store.records import EvaluationLine
-from ..store.selection import Model, SelectedRound, by_round, select_by, select_round, validated
+from ..store.selection import Model, SelectedRound, metric_of, select_by, select_round, validated
 
 
 @dataclass(frozen=True)
@@ -73,30 +72,59 @@ def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
     return list(dict.fromkeys(name for line in lines for name in line.metrics))
 
 
-class ValidationScore(NamedTuple):
-    """The mean validation result of a method's personal models over clients and seeds, each seed at
-    its reported round; ``rounds`` are these, one a seed."""
+@dataclass(frozen=True)
+class Choice:
+    """The choice of a method by validation data.
 
-    value: float
-    rounds: tuple[int, ...]
+    ``scores`` are the mean results of the methods' personal models by ``metric`` over clients and
+    seeds, each seed at its reported round; ``left_out`` says why a method has none.
+    """
+
+    entries: Sequence[Entry]
+    metric: Metric
+    scores: Mapping[str, float]
+    left_out: Mapping[str, str]
+
+    def best(self, method: str | None = None) -> Entry | None:
+        """The entry with the best score, the first of equals, of those of ``method`` (None: of
+        all)."""
+        found = [one for one in self.entries if one.label in self.scores]
+        sign = 1 if higher_is_better(self.metric) else -1
+        return max(
+            (one for one in found if method in (None, one.method)),
+            key=lambda one: sign * self.scores[one.label],
+            default=None,
+        )
 
 
-def validation_score(
-    entry: Entry, metric: Metric, seeds: Sequence[int] | None = None
-) -> ValidationScore | None:
-    """Return the score that chooses a method, over ``seeds``, or else those of its experiment; None
-    if training diverged with a seed, or one has no validation results."""
-    trials = {trial.seed: trial for trial in entry.trials if trial.commit.diverged is None}
-    seeds = entry.run.experiment["seeds"] if seeds is None else seeds
-    found = [
-        validated(trials[seed], "personal", select_by(entry.run)) if seed in trials else None
-        for seed in seeds
-    ]
-    known = [one for one in found if one is not None]
-    value = rounded(mean(summary(one, metric).mean for _, one in known)) if known else math.nan
-    if len(known) < len(found) or math.isnan(value):
-        return None
-    return ValidationScore(value, tuple(number for number, _ in known))
+def choose(members: Sequence[Entry]) -> Choice:
+    """Choose by the seeds that all methods are through with, or else those that all runs have, or
+    else each run's own."""
+    metric = metric_of([entry.run for entry in members])
+    of_runs = [set(entry.run.experiment["seeds"]) for entry in members]
+    ended = [{trial.seed for trial in entry.trials if trial.commit.ended} for entry in members]
+    common = set[int].intersection(*of_runs)
+    seeds = common.intersection(*ended) or common
+    scores, left_out = dict[str, float](), dict[str, str]()
+    for entry in members:
+        score = _score(entry, metric, sorted(seeds or entry.run.experiment["seeds"]))
+        if isinstance(score, str):
+            left_out[entry.label] = score
+        else:
+            scores[entry.label] = score
+    return Choice(members, metric, scores, left_out)
+
+
+def _score(entry: Entry, metric: Metric, seeds: Sequence[int]) -> float | str:
+    """A method's mean validation result, or why it can't be chosen."""
+    if diverged := [str(t.seed) for t in entry.trials if t.commit.diverged is not None]:
+        return f"diverged with seed {', '.join(diverged)}"
+    trials = {trial.seed: trial for trial in entry.trials}
+    if missing := [str(seed) for seed in seeds if seed not in trials]:
+        return f"lacks seed {', '.join(missing)}"
+    found = [validated(trials[seed], "personal", select_by(entry.run)) for seed in seeds]
+    value = rounded(mean(summary(one[1], metric).mean if one else math.nan for one in found))
+    return "has no validation results" if math.isnan(value) else value
 
 
 def reported(entry: Entry, model: Model = "personal") -> list[tuple[Trial, SelectedRound]]:
@@ -111,11 +139,3 @@ def scores(evaluation: EvaluationLine, metric: Metric) -> list[tuple[int, float,
     values, sizes = values_of(evaluation, metric), sizes_of(evaluation, metric)
     of_clients = zip(evaluation.clients, values, sizes, strict=True)
     return [(client, value, n) for client, value, n in of_clients if n and value is not None]
-
-
-def is_one_model(trial: Trial, metric: Metric) -> bool:
-    """Whether all clients use the global model: their models have its results, to the last digit.
-    False where that was not evaluated."""
-    selected = select_round(trial, "personal", metric)
-    found = by_round(trial, "global", "test").get(selected.round) if selected else None
-    return selected is not None and found is not None and found.loss == selected.test.loss

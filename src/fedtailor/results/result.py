@@ -18,7 +18,7 @@ from ..report.comparison import compare, verdict_lines
 from ..report.differences import HeldOut
 from ..report.page import write
 from ..report.rows import Row, Spread
-from ..report.select import entries, validation_score
+from ..report.select import choose, entries, reported
 from ..report.table import table
 from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
@@ -92,9 +92,9 @@ class Result:
 
         comparison = table([read(self.path)])
         parts = [f"<p><b>{escape(str(self.path))}</b></p>"]
-        parts += [
-            f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in verdict_lines(comparison)
-        ]
+        for lines, differences in verdict_lines(comparison):
+            parts.append(f"<p>{'<br>'.join(map(escape, lines))}</p>")
+            parts += [differences.html()] if differences else []
         parts += [one.html() for one in text_tables(comparison)]
         notes = [*comparison.caption, *comparison.notes]
         return "\n".join([*parts, *(f"<p><small>{escape(note)}</small></p>" for note in notes)])
@@ -221,20 +221,21 @@ class Result:
         """The method with the best mean validation result of the personal models. Methods that
         diverged with a seed, or lack one, can't be chosen. Test data play no part. Raises
         InputError where there are no validation results to choose by."""
-        done = read(self.path)
-        metric = metric_of([done])
-        found = {entry.label: validation_score(entry, metric) for entry in entries([done])}
-        scores = {label: score for label, score in found.items() if score is not None}
-        if not scores:
+        choice = choose(entries([read(self.path)]))
+        if (best := choice.best()) is None:
             raise InputError(
                 f"{self.path}: no method has validation results with every seed; there is nothing "
                 "to choose by"
             )
-        values = {label: score.value for label, score in scores.items()}
-        label = (max if higher_is_better(metric) else min)(values, key=lambda name: values[name])
-        untrained = {entry.label: untrained_of(entry, metric) for entry in entries([done])}
-        shares = {label: one.share for label, one in untrained.items() if one is not None}
-        return Best(label, metric, values[label], scores[label].rounds, values, shares)
+        untrained = {one.label: untrained_of(one, choice.metric) for one in choice.entries}
+        return Best(
+            best.label,
+            choice.metric,
+            choice.scores[best.label],
+            tuple(selected.round for _, selected in reported(best)),
+            choice.scores,
+            {label: one.share for label, one in untrained.items() if one is not None},
+        )
 
     def model(
         self, method: str | None = None, client: str | int | None = None, seed: int | None = None
