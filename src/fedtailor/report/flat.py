@@ -1,54 +1,72 @@
-"""The comparison as one table of plain numbers, for a spreadsheet or another program."""
+"""The comparison as one table of plain numbers, for Python, a spreadsheet or another program."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from ..store.metrics import Metric
 from .cells import ranked
-from .rows import ModelResult, Spread
+from .rows import Row, Spread
 from .table import Table
 from .text import inert
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def frame(rows: Sequence[Row], metric: Metric) -> pd.DataFrame:
+    """Return one row a method in full precision, by its label: accuracies are fractions, columns
+    with ``seed_std`` deviations over seeds, ``bytes_`` those of a client and round."""
+    import pandas as pd
+
+    return pd.DataFrame([_flat(row, metric) for row in rows]).set_index("label")
+
 
 def to_csv(comparison: Table) -> str:
-    """Format ``comparison`` as CSV: one row a method, the best first, numbers in full precision.
-
-    Columns are the fields of `Row` and `ModelResult`: ``personal_mean`` is the mean of the personal
-    models over clients and seeds, ``personal_mean_std`` its deviation over seeds.
-    Accuracies are fractions, ``bytes_`` those of a client and round. What is not known is empty.
-    """
-    rows = [
-        {"metric": comparison.metric} | dict(_cells(vars(row), "")) for row in ranked(comparison)
-    ]
-    header = dict.fromkeys(["label", *(name for row in rows for name in row)])
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    """Format ``comparison`` as CSV: the `frame` of its rows, the best first, each with its run.
+    What is not known is empty."""
+    rows = ranked(comparison)
+    found = frame(rows, comparison.metric).reset_index()
+    found["run"] = [row.run for row in rows]
+    return str(found.map(_cell).to_csv(index=False, lineterminator="\n"))
 
 
-_PREFIXES = {"personal_model": "personal_", "global_model": "global_", "novel_clients": "novel_"}
+def _cell(value: Any) -> Any:
+    """A value as a spreadsheet has it."""
+    if isinstance(value, tuple):
+        return "; ".join(map(str, value))
+    return inert(value) if isinstance(value, str) else value
 
 
-def _cells(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        name = prefix + key
-        if isinstance(value, ModelResult):
-            yield from _cells(vars(value), _PREFIXES[key])
-        elif isinstance(value, Mapping):
-            yield from _cells(value, f"{name}_")
-        elif key in _PREFIXES:
-            continue  # not evaluated
-        elif isinstance(value, Spread):
-            yield name, repr(value.mean)
-            yield f"{name}_std", "" if value.std is None else repr(value.std)
-        elif value is None:
-            yield name, ""
-        elif isinstance(value, list | tuple):
-            yield name, inert("; ".join(map(str, value)))
-        else:
-            yield name, inert(str(value))
+def _flat(row: Row, metric: Metric) -> dict[str, Any]:
+    personal = row.personal_model
+    flat: dict[str, Any] = {"label": row.label, "method": row.method, "progress": row.progress}
+    flat["seeds"] = tuple(row.seeds)
+    if personal is not None:
+        over_clients = {
+            "weighted": personal.weighted,
+            "std": personal.std,
+            "decile": personal.bottom_decile,
+            "worst": personal.worst,
+        }
+        others = {"accuracy": personal.accuracy, "loss": personal.loss, **personal.metrics}
+        for name, value in {metric: personal.mean, **over_clients, **others}.items():
+            flat |= _columns(name, value)
+        flat["rounds"] = tuple(personal.rounds)
+        if personal.majority is not None:
+            flat |= _columns("majority", personal.majority)
+            flat["did_not_learn"] = personal.did_not_learn
+    for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
+        flat |= {} if model is None else _columns(name, model.mean)
+    flat |= {} if row.before is None else _columns("before", row.before)
+    if row.simulated_seconds is not None:
+        flat["simulated_seconds"] = row.simulated_seconds
+    sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
+    work = ("flops", "seconds", "cpu_seconds")
+    return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}
+
+
+def _columns(name: str, value: Spread) -> dict[str, float]:
+    std = {} if value.std is None else {f"{name}_seed_std": value.std}
+    return {name: value.mean, **std}

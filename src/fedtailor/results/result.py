@@ -16,8 +16,8 @@ from ..errors import InputError, unknown
 from ..report.cells import text_tables
 from ..report.comparison import compare, verdict_lines
 from ..report.differences import HeldOut
+from ..report.flat import frame
 from ..report.page import write
-from ..report.rows import Row, Spread
 from ..report.select import choose, entries, reported
 from ..report.table import table
 from ..report.untrained import untrained_of
@@ -110,11 +110,8 @@ class Result:
         ``before`` that of the models from which the run went on. Columns with ``seed_std`` are the
         standard deviation over seeds. Costs are those of a client and round. Raises InputError
         where no round is committed yet, or a file is damaged."""
-        import pandas as pd
-
         comparison = table([read(self.path)])
-        rows = [_flat(row, comparison.metric) for row in comparison.rows]
-        return pd.DataFrame(rows).set_index("label")
+        return frame(comparison.rows, comparison.metric)
 
     def clients(
         self,
@@ -323,39 +320,6 @@ def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
     return {name: values for name, values in means.items() if values}
 
 
-def _flat(row: Row, metric: Metric) -> dict[str, Any]:
-    personal = row.personal_model
-    flat: dict[str, Any] = {"label": row.label, "method": row.method, "progress": row.progress}
-    flat["seeds"] = tuple(row.seeds)
-    if personal is not None:
-        over_clients = {
-            "weighted": personal.weighted,
-            "std": personal.std,
-            "decile": personal.bottom_decile,
-            "worst": personal.worst,
-        }
-        others = {"accuracy": personal.accuracy, "loss": personal.loss, **personal.metrics}
-        for name, value in {metric: personal.mean, **over_clients, **others}.items():
-            flat |= _columns(name, value)
-        flat["rounds"] = tuple(personal.rounds)
-        if personal.majority is not None:
-            flat |= _columns("majority", personal.majority)
-            flat["did_not_learn"] = personal.did_not_learn
-    for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
-        flat |= {} if model is None else _columns(name, model.mean)
-    flat |= {} if row.before is None else _columns("before", row.before)
-    if row.simulated_seconds is not None:
-        flat["simulated_seconds"] = row.simulated_seconds
-    sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
-    work = ("flops", "seconds", "cpu_seconds")
-    return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}
-
-
 def _simulated(record: RoundLine) -> dict[str, float]:
     known = record.simulated_seconds
     return {} if known is None else {"simulated_seconds": known}
-
-
-def _columns(name: str, value: Spread) -> dict[str, float]:
-    std = {} if value.std is None else {f"{name}_seed_std": value.std}
-    return {name: value.mean, **std}
