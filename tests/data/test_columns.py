@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from fedtailor.data.columns import Columns, columns_of_client, encode_clients
+from fedtailor.data.columns import Columns
+from fedtailor.data.natural_clients import columns_of_client, encode_clients
 from fedtailor.errors import InputError
 from tests.data.labels import encode_labels
 

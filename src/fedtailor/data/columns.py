@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief, listed, spelt
+from ..errors import InputError, brief
 from ..objectives import OBJECTIVES, objective_of
-from ..objectives.cells import Cells, flag, is_blank, trimmed, whole
+from ..objectives.cells import Cells, flag, is_blank
 from ..objectives.objective import Objective, Targets
 from . import images, other_tasks
 from .config import DataConfig
 from .names import check_names
-from .omissions import Omission, of_rows
+from .roles import check_roles, find_column, named_pair, usual_column
 from .table import Indices
 from .templates import fill
 
@@ -97,27 +96,6 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
         (_place(labels, config), _place((client,), config)),
         pair=sources if len(sources) > 1 else (),
     )
-
-
-def check_roles(
-    sources: Sequence[str], labels: Sequence[str], client: str | None, option: str
-) -> None:
-    """Raise InputError where a column has two roles; ``option`` and a role are what the user can
-    set."""
-    if client is not None and client in labels:
-        raise InputError(
-            f"{option}label and {option}client both name {client!r}, so each client would have one "
-            "class; name another column (or divide by class: split.scheme = 'pathological')"
-        )
-    for number, source in enumerate(sources):
-        if source in sources[:number]:
-            raise InputError(f"both texts of an input are column {source!r}; name another one")
-        if source in (*labels, client):
-            role = "label" if source in labels else "client"
-            raise InputError(
-                f"the model's input and {option}{role} are both column {source!r}, so the input "
-                f"would give the {role} away; name another column"
-            )
 
 
 def first_values(table: Any) -> dict[str, list[Any]]:
@@ -270,57 +248,11 @@ def _input_columns(
     return (_find(features, "text", config.text, usual),)
 
 
-def named_pair(
-    texts: Sequence[str], config: DataConfig, objective: Objective, option: str = "data.text"
-) -> dict[str, str | None]:
-    """The columns of the two texts of an input, by role: those that are named, or of the columns
-    ``texts`` two that are called like a pair; none where an input is one text. Raises InputError
-    where the task can't have pairs, or one of the two is named alone."""
-    if objective.joins_columns:
-        return {}
-    if objective.second_names:
-        return {
-            "text": config.text or usual_column(objective.input_names, texts),
-            "text_pair": config.text_pair or usual_column(objective.second_names, texts),
-        }
-    if config.text_pair is not None:
-        if not objective.takes_pairs:
-            raise InputError(
-                f"data.text_pair = {config.text_pair!r}: the task {objective.name!r} reads one "
-                "text; leave it out"
-            )
-        return {
-            "text": config.text or usual_column(objective.input_names, texts),
-            "text_pair": config.text_pair,
-        }
-    if config.text is not None:
-        return {}
-    found = other_tasks.pair_of(texts, usual_column(objective.input_names, texts))
-    if found and not objective.takes_pairs:
-        raise other_tasks.is_pair(found, objective.name, option)
-    return dict(zip(("text", "text_pair"), found, strict=False))
-
-
 def _find(features: Mapping[str, Any], role: str, name: str | None, usual: Sequence[str]) -> str:
     free = (one for one in OBJECTIVES.values() if not (one.reads_targets or one.compares))
     without = [repr(one.name) for one in free]
     hint = f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
     return find_column([*features], name, usual, f"data.{role}", hint)
-
-
-def find_column(
-    columns: Sequence[str], name: str | None, usual: Sequence[str], option: str, hint: str = ";"
-) -> str:
-    """Return the column called ``name``; None: the first one with a ``usual`` name. ``option`` is
-    what the user can set, and ``hint`` what else a message says. Raises InputError where there is
-    none."""
-    for candidate in usual if name is None else (name,):
-        if candidate in columns:
-            return candidate
-    listed = ", ".join(map(str, columns))
-    if name is not None:
-        raise InputError(f"no column {name!r} for {option}; columns: {listed}")
-    raise InputError(f"no column has a usual name for {option}{hint} name it; columns: {listed}")
 
 
 def _join(train: Any, test: Any | None, names: list[str]) -> Any:
@@ -414,99 +346,3 @@ def check_several(place: str, names: Collection[Any]) -> None:
     if len(names) < 2:
         only = ", ".join(map(repr, names)) or "nothing"
         raise InputError(f"{place} holds one class only ({only}); there is nothing to learn")
-
-
-def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:
-    """Number the natural clients in sorted order. Blanks around a name don't count.
-
-    Returns:
-        The client of each row, int64 ``[N]`` (-1 where the cell is empty), and the clients'
-        names in the order of their numbers;
-        None and None if the source has no column of clients.
-
-    Raises:
-        InputError: no row has a client, or clients are neither all integers nor all text, or can't
-            be shown.
-    """
-    if columns.clients is None:
-        return None, None
-    cells = [trimmed(value) for value in whole(columns.clients) or ()]
-    values = [value for value in cells if not is_blank(value)]
-    if not values:
-        raise InputError("no row has a client: the client column is empty; name another column")
-    if columns.num_test and all(map(is_blank, cells[columns.num_train :])):
-        raise InputError(
-            f"{columns.places[1]}: no test row has a client; fill the column in, or set "
-            "data.test_split = 'none' to take test rows from each client's own"
-        )
-    if not all(isinstance(value, str) for value in values) and not all(
-        isinstance(value, int) for value in values
-    ):
-        wrong = next((v for v in values if not isinstance(v, str | int)), values[0])
-        raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
-    check_names("client", dict.fromkeys(values), columns.places[1])
-    names, numbers = np.unique(np.array(values), return_inverse=True)
-    groups = np.full(len(cells), -1, np.int64)
-    groups[[row for row, value in enumerate(cells) if not is_blank(value)]] = numbers
-    return groups, tuple(map(str, names.tolist()))
-
-
-def rows_with_blanks(values: Sequence[Any] | None) -> Indices:
-    """The rows whose cell has blanks around a name that other rows have without, ascending."""
-    values = values or ()
-    blank = [row for row, value in enumerate(values) if trimmed(value) != value]
-    without = {value for value in values if trimmed(value) == value} if blank else set()
-    return np.array([r for r in blank if trimmed(values[r]) in without - {None}], np.int64)
-
-
-def usual_column(usual: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the first of ``usual`` that is one of the columns ``names``.
-
-    >>> usual_column(["text", "content"], ["label", "content"])
-    'content'
-    """
-    return next((name for name in usual if name in names), None)
-
-
-def columns_of_client(
-    columns: Columns, client: str, where: str
-) -> tuple[Columns, tuple[Omission, ...]]:
-    """The rows that name ``client`` as theirs, and what is left out; all, if none name a client.
-    Messages name the source ``where``. Raises InputError where the rows, or the test rows, name
-    other clients alone."""
-    if columns.clients is None:
-        return columns, ()
-    clients = [trimmed(value) for value in columns.clients]
-    rows = _rows(clients, client, where, columns.num_train)
-    num_train = int(np.searchsorted(rows, columns.num_train))
-
-    def read(selection: Indices) -> list[Any] | NDArray[np.uint8]:
-        return columns.read(rows[selection])
-
-    labels = None if columns.labels is None else [columns.labels[row] for row in rows]
-    own = replace(
-        columns,
-        read=read,
-        num_train=num_train,
-        num_test=len(rows) - num_train,
-        labels=labels,
-        clients=None,
-        numbers=(1 + np.where(rows < columns.num_train, rows, rows - columns.num_train)).tolist(),
-    )
-    others = np.setdiff1d(np.arange(len(clients)), rows)
-    return own, tuple(of_rows("other-client", others, "of other clients, left out", None, None))
-
-
-def _rows(clients: Sequence[Any], client: str, where: str, num_train: int) -> Indices:
-    rows = np.flatnonzero(np.array([str(value) == client for value in clients], bool))
-    if not len(rows) or rows[-1] < num_train < len(clients):
-        there = clients[num_train:] if len(rows) else clients
-        sizes = Counter(str(value) for value in there if value is not None)
-        names = sorted(sizes)
-        raise InputError(
-            f"{where} has no {'test rows' if len(rows) else 'rows'} of client "
-            f"{spelt(client, names)}, but of "
-            f"{listed(names, [sizes[name] for name in names]) or 'nobody'}; name one of these with "
-            "--client, or leave out the column of clients"
-        )
-    return rows

@@ -17,10 +17,11 @@ from ..errors import InputError, brief
 from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..user_code import FROM_PYTHON
-from .columns import Columns, check_roles, find_column, joined_inputs, named_pair, of_flags
+from .columns import Columns, joined_inputs, of_flags
 from .config import DataConfig
 from .images import picture_array
 from .other_tasks import check_default
+from .roles import check_roles, find_column, named_pair
 from .sources import load_data
 from .table import Dataset, Indices
 from .tokens import bytes_of

@@ -21,6 +21,7 @@ from . import columns as source_columns
 from . import packages
 from .columns import Columns
 from .config import DataConfig
+from .natural_clients import encode_clients, rows_with_blanks
 from .omissions import Kind, Omission, of_rows
 from .table import Dataset, Images, Indices, Ragged, Tokens
 from .tables import local_tables, message_of
@@ -152,7 +153,7 @@ def load_data(
     targets = source_columns.targets_of(columns, objective, config.classes, config.scale)
     if targets is not None:
         rows = rows[targets.is_known[rows]]
-    groups, client_names = source_columns.encode_clients(columns)
+    groups, client_names = encode_clients(columns)
     nobodys = drawn[:0]
     if groups is not None:
         nobodys, rows = drawn[groups[drawn] < 0], rows[groups[rows] >= 0]
@@ -163,7 +164,7 @@ def load_data(
     )
     told = partial(of_rows, groups=groups, names=client_names)
     blanks = [
-        np.intersect1d(drawn, source_columns.rows_with_blanks(one))
+        np.intersect1d(drawn, rows_with_blanks(one))
         for one in (columns.clients, None if targets is None else columns.labels)
     ]
     omissions = [

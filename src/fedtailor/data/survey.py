@@ -14,9 +14,10 @@ from ..objectives.cells import trimmed
 from ..objectives.classification import check_few_classes, check_labels
 from ..objectives.objective import Objective
 from . import other_tasks
-from .columns import check_several, first_values, usual_column
+from .columns import check_several, first_values
 from .images import side_for
 from .names import check_names
+from .roles import usual_column
 from .tables import is_csv, local_table, with_all_numbers
 
 Kind = Literal["text", "integer", "number", "date", "picture", "other"]

@@ -18,10 +18,10 @@ from ..objectives import objective_of
 from ..objectives.cells import with_points
 from . import class_folders, conll
 from .by_user import files_of, rows_by_user
-from .columns import named_pair, usual_column
 from .config import DataConfig
 from .images import PICTURES
 from .names import check_names
+from .roles import named_pair, usual_column
 
 Kind = Literal["integer", "number", "text"]
 

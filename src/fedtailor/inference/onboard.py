@@ -13,8 +13,8 @@ import torch
 
 from .. import random
 from ..data import Data, DataConfig
-from ..data.columns import columns_of_client
 from ..data.federation import Federation, Split
+from ..data.natural_clients import columns_of_client
 from ..data.sources import load_data, read_columns
 from ..data.table import Dataset, Images
 from ..data.tables import local_table

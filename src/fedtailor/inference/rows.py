@@ -17,10 +17,11 @@ import numpy as np
 
 from ..data.by_user import files_of
 from ..data.class_folders import picture_rows
-from ..data.columns import joined_inputs, read_inputs, usual_column
+from ..data.columns import joined_inputs, read_inputs
 from ..data.config import DataConfig
 from ..data.conll import looks_like_conll
 from ..data.images import PICTURES
+from ..data.roles import usual_column
 from ..data.sources import objective_of_data
 from ..data.tables import FORMATS, check_column_names, check_text_file, local_table, separator_of
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
