@@ -111,7 +111,9 @@ def essence(line: str) -> str:
 
 def missing(block: Block, printed: str) -> list[str]:
     """The lines of a ``text`` block that were not printed. ``...`` stands for lines that are left
-    out. What the verdict says depends on the last digit of a result, so it is not compared."""
-    content = re.sub(r"^Verdict: .*?(\n\n|\Z)", "", block.content, flags=re.MULTILINE | re.DOTALL)
+    out. What the verdict and its table say depends on the last digit of a result, so they are not
+    compared."""
+    verdict = re.compile(r"^(Verdict: |Test \w+: how far).*?(\n\n|\Z)", re.MULTILINE | re.DOTALL)
+    content = verdict.sub("", block.content)
     there = {essence(line) for line in printed.splitlines()} | {""}
     return [line for line in content.splitlines() if essence(line) not in there]
