@@ -115,17 +115,8 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
             method["lr_w"] = 100.0  # unused; it was the default
         if method["name"] == "fedsdg" and method["gate"] is not None:
             method["lr_gate"] = 5e-3  # unused; it was the default
-    names = [
-        "data",
-        "public",
-        "model",
-        "split",
-        "local",
-        "cohort",
-        "schedule",
-        "attack",
-        "evaluate",
-    ]
+    sectioned = ("data", "public", "model", "split", "local", "cohort", "schedule", "attack")
+    names = (*sectioned, "evaluate")
     sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):
         for field, value in LATER.items():

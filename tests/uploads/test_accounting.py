@@ -96,13 +96,16 @@ def test_many_rounds_of_poisson_cohorts_as_prv_accountant_has_them() -> None:
     assert spent.epsilon == pytest.approx(10.987, abs=0.01)
 
 
-def test_rounds_of_nobody_have_a_part_of_delta() -> None:
+def test_rounds_that_change_nothing_have_a_part_of_delta() -> None:
     """A cohort of 5 of 50 is empty once in 194 rounds."""
     many, few = (Account(2.0, 0.02, clients, clients // 10, 30, True) for clients in (5000, 50))
     assert many.spent(30).epsilon < few.spent(30).epsilon
     left = 0.02 - 30 * 0.1 * 0.9**49
-    assert few.spent(30).epsilon == replace(many, delta=left).spent(30).epsilon
-    with pytest.raises(InputError, match="a cohort of 2 of 50 clients is empty so often"):
+    assert few.spent(30).epsilon == pytest.approx(replace(many, delta=left).spent(30).epsilon)
+    left = 0.02 - 30 * 0.1 * 49 * 0.1 * 0.9**48  # one alone is masked by nobody
+    alone, whole = replace(few, delta=0.52, least=2), replace(many, delta=0.5 + left)
+    assert alone.spent(30).epsilon == pytest.approx(whole.spent(30).epsilon)
+    with pytest.raises(InputError, match="a cohort of 2 of 50 clients is too small so often"):
         account(PrivacyConfig(noise=1.0, clip=1.0, sampling="poisson"), 50, 2, 30)
 
 

@@ -207,7 +207,8 @@ class Plan:
         if not self.privacy.is_active:
             return None
         clients = federation.num_clients - self.cohort.novel
-        return account(self.privacy, clients, self.cohort_size(federation), self.rounds)
+        size, least = self.cohort_size(federation), 2 if self.secure_aggregation.is_active else 1
+        return account(self.privacy, clients, size, self.rounds, least)
 
     @property
     def alone(self) -> Plan:

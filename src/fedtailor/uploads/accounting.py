@@ -8,9 +8,9 @@ the noise on it has the standard deviation sigma C.
 - M of K clients are drawn without replacement: Renyi differential privacy of such samples (Wang,
   Balle and Kasiviswanathan), or the epsilon above, which is a bound here, where that is less.
 - Each client is drawn with probability q = M / K by itself (Poisson): the privacy loss distribution
-  (Koskela, Jalko and Honkela), as the package bounds it. A round for which nobody is drawn
-  changes nothing, which shows. Where that happens a client tells at most q, so T rounds add at most
-  T q (1 - q)^(K - 1) to delta.
+  (Koskela, Jalko and Honkela), as the package bounds it. A round of fewer than m clients, 1 or with
+  secure aggregation 2, changes nothing, which shows. There a client tells at most q where m - 1
+  others are drawn, so T rounds add at most T q Bin(m - 1; K - 1, q) to delta.
 
 Sources:
 - B. Balle, Y.-X. Wang. Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from scipy.optimize import brentq
+from scipy.stats import binom
 
 from ..errors import InputError
 
@@ -94,7 +95,7 @@ class Spent:
 @dataclass(frozen=True)
 class Account:
     """What a run spends that draws ``cohort`` of ``clients`` in each of ``rounds``; as many on
-    average with ``poisson``."""
+    average with ``poisson``, and a round of fewer than ``least`` changes nothing."""
 
     noise: float
     delta: float
@@ -103,6 +104,7 @@ class Account:
     rounds: int
     poisson: bool = False
     neighbours: Neighbours = "replace"
+    least: int = 1
 
     @cached_property
     def accountant(self) -> str:
@@ -135,16 +137,17 @@ class Account:
 
     @property
     def _empty(self) -> float:
-        """The part of delta for rounds of nobody."""
+        """The part of delta for rounds that change nothing."""
         q = self.cohort / self.clients
-        return float(self.rounds * q * (1 - q) ** (self.clients - 1)) if self.poisson else 0.0
+        others = binom.pmf(self.least - 1, self.clients - 1, q)
+        return float(self.rounds * q * others) if self.poisson else 0.0
 
     def check(self) -> None:
-        """Raise InputError where rounds of nobody would tell too much."""
+        """Raise InputError where rounds that change nothing would tell too much."""
         if self._empty > _MOST_EMPTY * self.delta:
             raise InputError(
                 f"privacy.sampling = 'poisson': a cohort of {self.cohort} of {self.clients} "
-                "clients is empty so often that this alone spends more than half of delta = "
+                "clients is too small so often that this alone spends more than half of delta = "
                 f"{self.delta:.3g}; draw more clients, or set privacy.sampling = 'fixed'"
             )
 
@@ -164,7 +167,9 @@ class Account:
 
 
 @cache
-def account(config: PrivacyConfig, clients: int, cohort: int, rounds: int) -> Account:
+def account(
+    config: PrivacyConfig, clients: int, cohort: int, rounds: int, least: int = 1
+) -> Account:
     """The account of a run; the noise is the least one, to four digits, where epsilon alone is
     given.
 
@@ -173,6 +178,7 @@ def account(config: PrivacyConfig, clients: int, cohort: int, rounds: int) -> Ac
         clients: K, those that may be drawn.
         cohort: M, how many of them train in each round.
         rounds: T.
+        least: m, the smallest cohort that changes anything.
 
     Raises:
         InputError: there is one client alone; all train, and are said to be drawn; epsilon and
@@ -189,7 +195,7 @@ def account(config: PrivacyConfig, clients: int, cohort: int, rounds: int) -> Ac
     target = config.epsilon
 
     def of(noise: float, rounds: int = rounds) -> Account:
-        how = config.is_poisson, config.neighbours
+        how = config.is_poisson, config.neighbours, least
         return Account(noise, delta, clients, cohort, rounds, *how)
 
     def excess(log_noise: float) -> float:
@@ -210,12 +216,12 @@ def account(config: PrivacyConfig, clients: int, cohort: int, rounds: int) -> Ac
     differ = of(1.0)._differ
     most = math.log(differ * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta))
     if cohort < clients and (config.is_poisson or config.neighbours == "replace"):
-        while excess(most) > 0:  # where rounds of nobody have a part of delta
+        while excess(most) > 0:  # where rounds that change nothing have a part of delta
             most += 0.1
-        least = most - 0.3
-        while excess(least) <= 0:
-            least -= 0.3
-        most = min(most, brentq(excess, least, most + _PRECISION, xtol=_PRECISION) + _PRECISION)
+        low = most - 0.3
+        while excess(low) <= 0:
+            low -= 0.3
+        most = min(most, brentq(excess, low, most + _PRECISION, xtol=_PRECISION) + _PRECISION)
     return of(_up(math.exp(most)))
 
 
