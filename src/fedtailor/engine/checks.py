@@ -168,8 +168,6 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
             f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "
             "which clients send nothing would tell of their data; set a range of at least the clip"
         )
-    if federation.remote:
-        raise InputError("secure_aggregation is simulated in one process, not over Flower")
 
 
 def _changed_bounds(cohort: CohortConfig) -> list[str]:

@@ -122,7 +122,9 @@ class Loop:
         try:
             masks = self._masks(cohort.round, members)
         except TooFewUploadsError as error:
-            return CohortResults(), _unchanged(server, str(error))
+            if self.plan.faults.is_active or self.plan.privacy.is_poisson:
+                return CohortResults(), _unchanged(server, str(error))
+            raise InputError(f"{error}; {self._goes_on(cohort)}") from None
         while True:
             uploads = self._empty(cohort, members)
             with clock.phase("train"):
@@ -324,9 +326,11 @@ class Loop:
             why = f" (client {self.federation.name(client)}: {refusal.reason})"
         raise InputError(
             f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
-            f"usable update{why}, {least} are needed; the same command goes on after round "
-            f"{cohort.round - 1}"
+            f"usable update{why}, {least} are needed; {self._goes_on(cohort)}"
         )
+
+    def _goes_on(self, cohort: Cohort) -> str:
+        return f"the same command goes on after round {cohort.round - 1}"
 
     def _diverged(self, reason: str, cohort: Cohort, way_out: str) -> DivergedError:
         if way_out == _SLOWER and self.plan.cohort.above_norm == "keep":

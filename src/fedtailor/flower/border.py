@@ -124,6 +124,8 @@ def reply_limits(
     names = 4 * len(schema.packed) + 2 * sum(map(len, schema.packed))
     text = _REPLY + clients * (_REPLY + names + 64 * num_classes**2)
     uploads = clients if message.kind == "train" else 0
+    if message.masking is not None:  # at most a share for each client
+        text += clients * 256 * len(message.masking.clients)
     return Limits(text, uploads, uploads * schema.bytes)
 
 
@@ -197,12 +199,14 @@ def accept_upload(
     at = chain.at(received, request.round, [request.client])
     try:
         upload = chain.receive(to_device(packed, task.device), at)
-        same = form_of(chain.send(upload, at)) == form_of(packed)
+        same = chain.hidden or form_of(chain.send(upload, at)) == form_of(packed)
     except FAULTS as error:
         raise WireError(f"its upload can't be unpacked: {error}") from None
     check_form("its upload", upload, schema.form)
     if not same:
         raise WireError("its upload is not packed as the method packs it")
+    if chain.hidden:  # nothing else is known of it
+        return upload
     if (name := not_finite(upload)) is not None:
         raise WireError(f"{name} holds values that are not finite")
     try:

@@ -38,8 +38,11 @@ from ..runs.manifest import data_manifest
 from ..store.committed import MOST_ROLL_BACKS
 from ..store.files import write_json
 from ..task.backbone import Backbone
+from ..uploads.secure.messages import Masks
 from .codec import FAULTS, Limits, pack, unpack
+from .masking import SiteMasks
 from .messages import (
+    STEPS,
     ClientReply,
     NodeInfo,
     NodeQuery,
@@ -169,7 +172,11 @@ class Site:
         """The answer to a `RoundRequest`; InputError where none of its clients can do it."""
         served = self._served(node)
         message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
-        session, folder = self._opened(message)
+        folder = self._folder(message)
+        if message.kind in STEPS:
+            steps = [self._step(message, one.client, served, folder) for one in message.requests]
+            return pack(RoundReply(message.run, message.round, message.kind, tuple(steps)))
+        session = self._opened(message)
         before = [
             (_trial_folder(self.folder / name, message), up_to) for name, up_to in message.before
         ]
@@ -184,7 +191,8 @@ class Site:
                 self._check_request(message, request, served, payloads)
                 payload, states = payloads[request.payload], States(folder, before)
                 with session.checked(message.kind, request.client, payload) as received:
-                    result, upload = session.answer(message, request, received, states)
+                    masks = self._masks(session, message, request, folder)
+                    result, upload = session.answer(message, request, received, states, masks)
             except (InputError, *FAULTS) as error:
                 gone = isinstance(error, DivergedError)
                 result = ClientReply(request.client, error=_told(error), diverged=gone)
@@ -194,6 +202,30 @@ class Site:
                 sent.append(upload)
             results.append(result)
         return pack(RoundReply(message.run, message.round, message.kind, tuple(results)), sent)
+
+    def _step(
+        self, message: RoundRequest, client: int, served: Collection[int], folder: Path
+    ) -> ClientReply:
+        """The answer of a client to a step of secure aggregation."""
+        try:
+            if client not in served:
+                raise InputError(f"client {client} is not served here")
+            return ClientReply(client, masking=self._sides(folder).step(message, client))
+        except (InputError, *FAULTS) as error:
+            return ClientReply(client, error=_told(error))
+
+    def _masks(
+        self, session: Session, message: RoundRequest, request: WireRequest, folder: Path
+    ) -> Masks | None:
+        """The masks of what a client sends; None in an experiment without them."""
+        secure = self.experiment.secure_aggregation.is_active
+        if message.kind != "train" or not secure or session.works.train.method.trains_alone:
+            return None
+        masks: Masks = self._sides(folder).step(message, request.client, request.order)
+        return masks
+
+    def _sides(self, folder: Path) -> SiteMasks:
+        return SiteMasks(self.experiment.secure_aggregation, self.folder, folder)
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:
         """What a message to the clients ``served`` here may have, if it is of this experiment."""
@@ -323,16 +355,21 @@ class Site:
             self._federations[seed] = replace(federation, public=self._public)
         return self._federations[seed]
 
-    def _opened(self, message: RoundRequest) -> tuple[Session, Path]:
-        """The method with the seed of a message, and the folder of its states, which is made."""
-        label, seed, home = message.label, message.seed, self.folder / message.run
+    def _opened(self, message: RoundRequest) -> Session:
+        """The method with the seed of a message."""
+        label, seed = message.label, message.seed
         if self._session is None or (self._session.label, self._session.seed) != (label, seed):
             self._session = None  # before the next model is loaded
             self._session = self._new_session(label, seed)
+        return self._session
+
+    def _folder(self, message: RoundRequest) -> Path:
+        """The folder of a trial's states, which is made."""
+        home = self.folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = _trial_folder(home, message)
         folder.mkdir(parents=True, exist_ok=True)
-        return self._session, folder
+        return folder
 
     def _new_session(self, label: str, seed: int) -> Session:
         experiment, dataset, plan = self.experiment, self._dataset, self.experiment.plan

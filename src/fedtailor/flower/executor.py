@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,15 @@ from ..task.task import Task
 from ..uploads.chain import Chain
 from .border import Answer, accept_upload, evaluation_of, read_answers, reply_limits
 from .codec import WireError, pack
-from .messages import ClientReply, Kind, RoundRequest, WireRequest
+from .messages import (
+    STEPS,
+    ClientReply,
+    Kind,
+    Masking,
+    MaskingReply,
+    RoundRequest,
+    WireRequest,
+)  # fmt: skip
 from .nodes import Nodes, Timeouts
 from .schema import UploadSchema
 
@@ -131,6 +139,7 @@ class GridExecutor(Executor):
     blank: RoundRequest
     folder: Path
     metrics: Metrics = Metrics()
+    masking: Masking | None = None  # of the round, where the server is to see sums alone
 
     name = "flower"
 
@@ -143,12 +152,14 @@ class GridExecutor(Executor):
         kind, any_request = _KINDS[name], next(iter(requests.values()))
         message = replace(self.blank, round=any_request.round, kind=kind)
         if kind == "train":
+            message = replace(message, masking=self.masking)
             for problem in self.nodes.refresh():
                 print(f"{_title(message)}: {problem}", file=sys.stderr)
         send: Callable[[int], Params] = partial(self.method.send, self.task, server)
         if kind == "global":
             send = lambda client: server  # noqa: E731
-        for client, answer in self._replies(message, sorted(requests), send):
+        orders = {client: request.masks for client, request in requests.items()}
+        for client, answer in self._replies(message, sorted(requests), send, orders):
             result: object = answer
             if not isinstance(answer, Refusal):
                 reply, payload = answer
@@ -159,6 +170,24 @@ class GridExecutor(Executor):
             if isinstance(result, Refusal):
                 self._log(message, client, result.reason)
             yield requests[client], result
+
+    def ask(
+        self,
+        message: RoundRequest,
+        clients: Sequence[int],
+        check: Callable[[RoundRequest, int, MaskingReply | None], None],
+    ) -> Iterator[tuple[int, MaskingReply]]:
+        """The answers of clients to a step of secure aggregation, as far as they pass ``check``."""
+        for client, answer in self._replies(message, clients, lambda client: {}, {}):
+            try:
+                if isinstance(answer, Refusal):
+                    raise WireError(answer.reason)
+                check(message, client, answer[0].masking)
+            except WireError as error:
+                self._log(message, client, str(error))
+                continue
+            assert answer[0].masking is not None
+            yield client, answer[0].masking
 
     def _result(
         self,
@@ -179,7 +208,11 @@ class GridExecutor(Executor):
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 
     def _replies(
-        self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
+        self,
+        message: RoundRequest,
+        clients: Sequence[int],
+        send: Callable[[int], Params],
+        orders: Mapping[int, Any],
     ) -> Iterator[tuple[int, Answer]]:
         by_node: dict[int, list[int]] = {}
         for client in clients:
@@ -187,9 +220,11 @@ class GridExecutor(Executor):
                 by_node.setdefault(self.nodes.node_of[client], []).append(client)
             else:
                 yield client, Refusal("no node serves it")
-        contents = ((node, self._content(message, k, send)) for node, k in by_node.items())
+        contents = ((node, self._content(message, k, send, orders)) for node, k in by_node.items())
         kind = MessageType.TRAIN if message.kind == "train" else MessageType.EVALUATE
         limit = self.timeouts.reply
+        if message.kind in STEPS:  # which take no training
+            limit = min(limit, self.timeouts.query)
         for node, content in self.nodes.ask(kind, contents, str(message.round), limit):
             asked = by_node[node]
             classes = self.federation.dataset.num_classes if self.metrics.config.confusion else 0
@@ -197,7 +232,11 @@ class GridExecutor(Executor):
             yield from read_answers(node, content, message, asked, limits).items()
 
     def _content(
-        self, message: RoundRequest, clients: Sequence[int], send: Callable[[int], Params]
+        self,
+        message: RoundRequest,
+        clients: Sequence[int],
+        send: Callable[[int], Params],
+        orders: Mapping[int, Any],
     ) -> RecordDict:
         """The message for one node; what several clients receive stands there once."""
         payloads: list[Params] = []
@@ -210,7 +249,7 @@ class GridExecutor(Executor):
                 payloads.append(received)
             last, best = self.states.last_round(client), self.states.best_round(client)
             base = best if message.kind == "keep" else last
-            requests.append(WireRequest(client, base, best, place))
+            requests.append(WireRequest(client, base, best, place, orders.get(client)))
         return pack(replace(message, requests=tuple(requests)), payloads)
 
     def _log(self, message: RoundRequest, client: int, reason: str) -> None:

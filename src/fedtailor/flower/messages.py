@@ -13,8 +13,12 @@ from typing import Any, ClassVar, Literal
 from ..engine.metrics import MetricValues, metric_names
 from ..runs.experiment import Experiment
 from ..runs.extend import bounds_of
+from ..uploads.secure.messages import Keys, Order, Texts
 
-Kind = Literal["train", "personal", "global", "keep", "join"]
+STEPS = ("keys", "share", "sign_list", "reveal")  # of secure aggregation, beside the training
+Kind = Literal[
+    "train", "personal", "global", "keep", "join", "keys", "share", "sign_list", "reveal"
+]  # fmt: skip
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
@@ -78,12 +82,39 @@ class NodeInfo(Exact):
 class WireRequest(Exact):
     """A client, the round whose private state it starts from (``base``, the last one with it that
     counted; 0: none did), the round whose private state it must not lose (``best``, its last one up
-    to the best round of the run so far), and the payload that it receives."""
+    to the best round of the run so far), and the payload that it receives. ``order``: for the masks
+    of its upload."""
 
     client: int
     base: int
     best: int
     payload: int
+    order: Order | None = None
+
+
+@dataclass(frozen=True)
+class Masking(Exact):
+    """What a message says of secure aggregation: which ``attempt`` at a round it is, a number that
+    grows, and the ``clients`` that were drawn; with which keys they sign; and, of its step, keys,
+    the clients whose values are ``there``, or signatures under that list."""
+
+    attempt: int
+    clients: tuple[int, ...]
+    signers: Texts = ()
+    keys: tuple[Keys, ...] = ()
+    there: tuple[int, ...] = ()
+    texts: Texts = ()
+
+
+@dataclass(frozen=True)
+class MaskingReply(Exact):
+    """A client's answer to a step of secure aggregation: its keys, and that with which it signs; or
+    its signature; or shares."""
+
+    keys: Keys | None = None
+    signer: str = ""
+    signature: str = ""
+    texts: Texts = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +134,7 @@ class RoundRequest(Exact):
     kind: Kind
     requests: tuple[WireRequest, ...]
     before: tuple[tuple[str, int], ...] = ()
+    masking: Masking | None = None  # of secure aggregation, of which some kinds are steps
 
 
 @dataclass(frozen=True)
@@ -121,6 +153,7 @@ class ClientReply(Exact):
     sums: Sums | None = None
     metrics: tuple[MetricValues, ...] = ()
     kept: str | None = None
+    masking: MaskingReply | None = None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
 from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, NovelClients, has_ended
+from .masking import GridClients
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
 from .schema import upload_schema
@@ -192,6 +193,7 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
             make_executor=lambda works: executor,
             quorum=timeouts.least,
             on_result=trial.progress.on_result,
+            masking=GridClients(executor),
         )
         try:
             commit_rounds(trial, todo)

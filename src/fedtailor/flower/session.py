@@ -18,6 +18,7 @@ from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
 from ..store.files import write_json
+from ..uploads.secure.messages import Masks
 from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .schema import Form, any_size, check_form, form_of
 from .states import States
@@ -83,10 +84,16 @@ class Session:
         return result.kept
 
     def answer(
-        self, message: RoundRequest, request: WireRequest, received: Params, states: States
+        self,
+        message: RoundRequest,
+        request: WireRequest,
+        received: Params,
+        states: States,
+        masks: Masks | None = None,
     ) -> tuple[ClientReply, Params | None]:
-        """What a client reports, and what it sends. Raises InputError where its private state is
-        missing, and DivergedError where it has trained to values that aren't finite."""
+        """What a client reports, and what it sends, with its ``masks``. Raises InputError where its
+        private state is missing, or values are out of the range of masks, and DivergedError where
+        it has trained to values that aren't finite."""
         if message.kind == "join":
             kept = self._join(message, request.client, received, states)
             return ClientReply(request.client, kept=kept), None
@@ -110,10 +117,12 @@ class Session:
             turns = draw_cohort(training.method, training.federation, self.plan, message.round)
             rounds = turns.get(request.client, rounds)
         scale, slope = self.plan.lr_scale(rounds), self.plan.lr_slope(rounds)
-        asked = ClientRequest(*who, "train", training.local.passes, scale, 0, lr_slope=slope)
+        passes = training.local.passes
+        asked = ClientRequest(*who, "train", passes, scale, 0, lr_slope=slope, masks=masks)
         update: ClientUpdate = training.complete(asked, training.inputs(received, asked))
         if update.refusal is not None:
-            raise DivergedError(update.refusal.reason)
+            refused = DivergedError if update.refusal.diverged else InputError
+            raise refused(update.refusal.reason)
         assert update.private is not None
         states.write(request.client, request.base, request.best, message.round, update.private)
         return ClientReply(request.client, loss=update.loss), update.packed

@@ -1,0 +1,113 @@
+"""Secure aggregation over Flower: the run in one process, to the bit; sites that leave or cheat."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message, MessageType
+from safetensors.torch import load_file
+
+import fedtailor as ft
+from fedtailor.flower import Timeouts, serve
+from fedtailor.flower.codec import pack, unpack
+from fedtailor.flower.messages import RoundReply, RoundRequest
+from fedtailor.runs.experiment import Experiment
+from fedtailor.store.files import read_json, write_json
+from tests.flower.grid import ANY, DIGITS, DirectGrid, experiment, grid
+from tests.small import digits_backbone, same_bits
+
+QUICK = Timeouts(start=20.0, reply=20.0, poll=0.0)
+FOLDER = "methods/fedbn/seed-0"
+
+
+def masked(**more: Any) -> Experiment:
+    options = {"rounds": 2, "cohort": {"size": 4}, "secure_aggregation": {"threshold": 0.6}}
+    return experiment("fedbn", **{**options, **more})
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / FOLDER / "history.jsonl").read_text().splitlines()]
+
+
+def far(direct: DirectGrid, chosen: Experiment, out: Path) -> Path:
+    return serve(direct, chosen, out, backbone=digits_backbone(), timeouts=QUICK)
+
+
+def server(out: Path) -> Any:
+    return load_file(out / FOLDER / "server.safetensors")
+
+
+def test_a_run_is_the_one_in_one_process_and_leaves_no_secrets(tmp_path: Path) -> None:
+    chosen = masked()
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    direct = grid(chosen, tmp_path / "clients")
+    out = far(direct, chosen, tmp_path / "far")
+    assert history(near) == history(out)
+    assert same_bits(server(near), server(out))
+    plain = experiment("fedbn", rounds=2, cohort={"size": 4, "above_norm": "keep"})
+    in_clear = ft.run(plain, tmp_path / "plain", data=DIGITS, backbone=digits_backbone()).path
+    for name, value in server(in_clear).items():
+        assert float((value - server(out)[name]).abs().max()) < 1e-6
+    kept = sorted(tmp_path.glob("clients/**/masks-*.json"))
+    assert kept
+    assert all(json.loads(read_json(path)["kept"])["held"] is None for path in kept)
+    assert oct((tmp_path / "clients/node-0/signing.key").stat().st_mode)[-3:] == "600"
+
+
+@pytest.mark.slow
+def test_a_site_that_dies_after_its_upload_counts_and_one_that_dies_before_does_not(
+    tmp_path: Path,
+) -> None:
+    chosen = masked(rounds=1, cohort={"size": 5}, evaluate={"global_model": False})
+    runs = {}
+    for name, kind, node in (("after", "sign_list", 104), ("before", "train", 103)):
+
+        def dies(message: Message, reply: Message, kind: str = kind, node: int = node) -> Message:
+            if message.metadata.message_type == MessageType.QUERY:
+                return reply
+            order, _ = unpack(message.content, RoundRequest, ANY)
+            dead = message.metadata.dst_node_id == node and order.kind in (kind, "reveal")
+            return Message(Error(9, "it was killed"), reply_to=message) if dead else reply
+
+        direct = grid(chosen, tmp_path / f"{name}-clients", nodes=5)
+        direct.change = dies
+        runs[name] = far(direct, chosen, tmp_path / name)
+    whole = far(grid(chosen, tmp_path / "w", nodes=5), chosen, tmp_path / "whole")
+    assert same_bits(server(runs["after"]), server(whole))
+    assert history(runs["before"])[0]["cohort"] == [0, 1, 2, 4]
+    assert not same_bits(server(runs["before"]), server(whole))
+
+
+def test_a_site_tells_nothing_to_a_server_that_leaves_the_protocol(tmp_path: Path) -> None:
+    chosen = masked(rounds=1, evaluate={"global_model": False})
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    far(direct, chosen, tmp_path / "far")
+    sent = next(one for one in direct.sent if one.metadata.message_type == MessageType.TRAIN)
+    train, payloads = unpack(sent.content, RoundRequest, ANY)
+
+    def refused(order: RoundRequest) -> str:
+        direct.push_messages([Message(pack(order, payloads), 100, MessageType.TRAIN)])
+        reply, sent = unpack(direct.answered[-1].content, RoundReply, ANY)
+        assert not sent
+        return str(reply.results[0].error)
+
+    bare = tuple(replace(one, order=None) for one in train.requests)
+    assert "values without masks" in refused(replace(train, requests=bare))
+    assert "not of this experiment" in refused(replace(train, masking=None))
+    assert "no secrets are kept of this round" in refused(train)
+    assert "a round that was begun before" in refused(replace(train, kind="keys"))
+
+
+def test_another_signing_key_of_a_client_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = masked(rounds=1, cohort={"size": 5})
+    (tmp_path / "clients/node-0").mkdir(parents=True)
+    write_json(tmp_path / "clients/node-0/signers.json", {"signers": {"1": "00" * 32}})
+    with pytest.raises(ft.InputError, match="shares of 2 of 5 clients are there; 3 must stay; the"):
+        far(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far")
+    assert "client 1 signs with another key than before" in capsys.readouterr().err
