@@ -1,9 +1,10 @@
 """Secure aggregation over Flower: its steps as messages, and what a site keeps between them.
 
 A site keeps, in the folder of a trial, a file for each client with the secrets of its last round,
-until it has told its shares; and in its own folder the key with which it signs, and the keys with
-which the clients of others sign. It learns these when it first hears of them, and refuses another
-key for the same client. Who wants to rely on no first message lays the file there beforehand.
+until it has told its shares; in that of the run the keys with which other clients sign; and in its
+own folder the key with which it signs. It learns the others' when it first hears of them in a run,
+and refuses another key for the same client. Who wants to rely on no first message lays a file of
+keys into the site's own folder beforehand.
 """
 
 from __future__ import annotations
@@ -115,14 +116,16 @@ class SiteMasks:
     def _known(self, told: Masking) -> Any:
         """The keys with which clients sign, those that the message has among them. Raises
         ProtocolError where it has another one of a client."""
-        path = self.home / SIGNERS
-        known: dict[str, str] = dict(read_json(path)["signers"]) if path.exists() else {}
+        path = self.folder.parents[1] / SIGNERS  # of the run
+        known: dict[str, str] = {}
+        for one in (path, self.home / SIGNERS):
+            known |= read_json(one)["signers"] if one.exists() else {}
         new = {str(client): key for client, key in told.signers}
         for client, key in new.items():
             if known.get(client, key) != key:
                 raise ProtocolError(
-                    f"client {client} signs with another key than before; if its site was set up "
-                    f"anew, take its line out of {path.name} here"
+                    f"client {client} signs with another key than before, or than {SIGNERS} at "
+                    "this site says"
                 )
         if new.keys() - known.keys():
             write_json(path, {"signers": {**known, **new}})
