@@ -305,6 +305,11 @@ class Method(ABC):
         numbers of examples, as in FedAvg; ``cohort.uniform`` is the plain mean."""
         return cohort.shares
 
+    def steps_on_batch(self, passes: int) -> int:
+        """How many steps `local` takes on a batch at most, where a round has so many ``passes``:
+        what noise in each step, as of differential privacy of records, is counted by."""
+        return 1
+
     @property
     def finetune_passes(self) -> int:
         """On how many passes over the client's data `finetune` trains. With 0 it isn't called."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from . import random
 from .params import Batch, Params, add, flat, pick, scale, split, strip_prefix, subtract, unflat
 from .profiling import phase
+from .task.records import RecordNoise, noised_gradient
 from .task.task import Task
 from .torch_private import under_vmap
 
@@ -44,6 +45,7 @@ class ClientContext(NamedTuple):
     clients have, if there are any. ``passes`` says how many passes over the client's data its
     batches are. A step is computed on ``micro_batch`` examples at a time; None: on all at once.
     Over the steps of a training the factor rises by ``lr_slope`` of ``lr_scale``, its mean.
+    With ``noise`` every gradient is that of `noised_gradient`.
     """
 
     key: Tensor
@@ -53,6 +55,7 @@ class ClientContext(NamedTuple):
     passes: int = 1
     micro_batch: int | None = None
     lr_slope: float = 0.0
+    noise: RecordNoise | None = None
 
     def subkey(self, number: int) -> ClientContext:
         """The same context with another key, for one of several trainings in a round."""
@@ -183,10 +186,28 @@ def train(
     groups = ParamGroups(theta)
     rates = groups.rates(lambda name: (rate(name) or 0.0) * context.lr_scale)
 
+    noise, rows = context.noise, context.micro_batch
+
     def objective(batch: Batch, key: Tensor, theta: Params) -> tuple[Tensor, tuple[Tensor, Params]]:
         values = {**rest, **theta}
         value, buffers = measure(values, batch, key)
-        return value + penalty(values) if penalty else value, (value, buffers)
+        whole = value if penalty is None or noise is not None else value + penalty(values)
+        return whole, (value, buffers)
+
+    def plain_gradient(
+        theta: Params, batch: Batch, key: Tensor
+    ) -> tuple[Params, tuple[Tensor, Params]]:
+        return _gradient(partial(objective, batch, key), theta)
+
+    def gradient_at(theta: Params, batch: Batch, key: Tensor) -> tuple[Params, Tensor, Params]:
+        if noise is None:
+            parts = task.parts(batch, rows)
+            return _sum((plain_gradient(theta, part, key), share) for part, share in parts)
+        g, value = noised_gradient(partial(plain_gradient, theta), batch, key, noise, rows)
+        if penalty is not None:  # it tells nothing of an example, so that nothing clips it
+            drift, _ = _gradient(lambda w: (penalty({**rest, **w}), (value, {})), theta)
+            g = add(g, drift)
+        return g, value, {}
 
     states = [optimiser.start(group) for group in groups.flatten(theta)]
     number: int | Tensor = 0  # of real steps before this one: padding shifts no keys
@@ -194,10 +215,7 @@ def train(
     for batch in batches:
         key = random.fold_in(context.key, number)
         at = groups.unflatten([theta for theta, *_ in states])
-        gradient, value, buffers = _sum(
-            (_gradient(partial(objective, part, key), at), share)
-            for part, share in task.parts(batch, context.micro_batch)
-        )
+        gradient, value, buffers = gradient_at(at, batch, key)
         with phase("optimiser"):
             g = optimiser.clipped(groups.flatten(gradient))
             now = rates

@@ -17,6 +17,8 @@ Batch = dict[str, Tensor]
 CACHED = "cached."  # in a batch, the names of the results of `Method.precompute` begin so
 EXAMPLE_WEIGHT = f"{CACHED}example_weight"  # in a batch, what each example counts in the loss [b]
 
+DRAWN = f"{CACHED}drawn"  # in a sampled batch, 0 for an example that stands in for none, else 1 [b]
+
 PACKED = f"{CACHED}packed"  # in a batch, where its examples go if they share rows [b, rows]
 
 ALIGNMENT = 64  # bytes; PyTorch's allocator aligns its memory to as many

@@ -67,18 +67,19 @@ def fold_in(k: Tensor, data: int | Tensor) -> Tensor:
     return _mix(k + (torch.as_tensor(data, device=k.device) + 1) * _GAMMA)
 
 
-def uniform(k: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw float32 numbers from [0, 1), of ``shape``.
+def uniform(k: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw numbers from [0, 1), of ``shape``, in steps of 2^-24, or 2^-53 for float64.
 
     >>> bool((uniform(key(0), (1000,)).mean() - 0.5).abs() < 0.05)
     True
     """
-    return uniform_at(k, torch.arange(math.prod(shape), device=k.device).view(shape))
+    return uniform_at(k, torch.arange(math.prod(shape), device=k.device).view(shape), dtype)
 
 
-def uniform_at(k: Tensor, counter: Tensor) -> Tensor:
-    """Draw a float32 number from [0, 1) for every element of ``counter`` (int64, any shape)."""
-    return _shift(_mix(k + (counter + 1) * _GAMMA), 40).to(torch.float32) * 2.0**-24
+def uniform_at(k: Tensor, counter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw a number from [0, 1) for every element of ``counter`` (int64, any shape)."""
+    bits = 53 if dtype == torch.float64 else 24
+    return _shift(_mix(k + (counter + 1) * _GAMMA), 64 - bits).to(dtype) * 2.0**-bits
 
 
 def bernoulli(k: Tensor, shape: Sequence[int], p: float, first: int = 0) -> Tensor:
@@ -102,11 +103,13 @@ def bernoulli(k: Tensor, shape: Sequence[int], p: float, first: int = 0) -> Tens
     return view_words(x, torch.int16)[..., : shape[-1]] < min(round(p * 65536), 65535) - 32768
 
 
-def normal(k: Tensor, shape: tuple[int, ...], std: float = 1.0) -> Tensor:
-    """Draw float32 numbers from N(0, std^2), of ``shape``, by Box and Muller's transform.
+def normal(
+    k: Tensor, shape: tuple[int, ...], std: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw numbers from N(0, std^2), of ``shape``, by Box and Muller's transform.
 
     >>> bool((normal(key(0), (4000,)).std() - 1).abs() < 0.05)
     True
     """
-    radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold_in(k, 0), shape)))
-    return std * radius * torch.cos(2.0 * math.pi * uniform(fold_in(k, 1), shape))
+    radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold_in(k, 0), shape, dtype)))
+    return std * radius * torch.cos(2.0 * math.pi * uniform(fold_in(k, 1), shape, dtype))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from .. import random
 from ..errors import InputError
 from ..objectives.objective import IGNORED
-from ..params import EXAMPLE_WEIGHT, Batch
+from ..params import DRAWN, EXAMPLE_WEIGHT, Batch
 from .config import LocalConfig
 from .example_cache import ExampleCache
 from .omissions import Omission
@@ -182,6 +182,31 @@ class Federation:
                 yield batch
             steps_left -= len(batches)
             epoch += 1
+
+    def sampling(self, local: LocalConfig, novel: int = 0) -> tuple[tuple[int, float, int], ...]:
+        """Return the kinds of clients that take part: their number of examples, the probability
+        with which `sampled` draws each of them, and their steps in a round."""
+        sizes = np.delete(self.partition.train.sizes(), self._novel(novel))
+        _, first = np.unique(sizes, return_index=True)
+        clients = np.delete(np.arange(self.num_clients), self._novel(novel))[first].tolist()
+        kinds = ((self.num_examples(k), self.num_steps(k, local)) for k in clients)
+        return tuple((n, min(1.0, local.batch_size / n), steps) for n, steps in kinds)
+
+    def sampled(
+        self, client: int, round_: int, local: LocalConfig, secret: Sequence[int | str]
+    ) -> Iterator[Batch]:
+        """Yield as many batches as `batches` does, each of which has every training example of the
+        client with the probability min(1, batch_size / n), independent of all other draws (Poisson
+        sampling). `DRAWN` says of a batch that would be empty that an example stands in.
+        ``secret`` begins the random key."""
+        rows = self.partition.train[client]
+        rate = min(1.0, local.batch_size / len(rows))
+        for step in range(self.num_steps(client, local)):
+            rng = random.generator(*secret, "records", round_, client, step)
+            chosen = rows[rng.random(len(rows)) < rate]
+            count = len(chosen)
+            batch = self.batch(chosen if count else rows[:1])
+            yield {**batch, DRAWN: torch.full((max(1, count),), float(count > 0))}
 
     def class_weights(self, client: int) -> torch.Tensor:
         """Return the weight of each class in the client's training loss, float32 ``[classes]``: n /

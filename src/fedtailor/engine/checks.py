@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from ..task.task import Task
 from .config import CohortConfig, Plan
 from .executors.processes import check_processes
 from .forms import check_plain_hooks
-from .prepare import blank_upload, first_server, upload_chain
+from .prepare import blank_upload, first_server, first_steps, upload_chain
 
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
@@ -28,15 +28,29 @@ def check(method: Method, task: Task, federation: Federation, plan: Plan) -> Non
         )
     cohort_size = plan.cohort_size(federation)
     method.check(task, federation.num_clients, cohort_size, plan.rounds)
-    hides = plan.privacy.is_active or plan.secure_aggregation.is_active
+    hides = plan.privacy.of_clients or plan.secure_aggregation.is_active
     if hides and not method.trains_alone:
         _check_releases(method, task, federation, plan)
+    if plan.privacy.of_records and not method.trains_alone:
+        _check_steps(method, task, federation, plan)
+
+
+def _check_steps(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
+    """Raise InputError where noise in steps can't cover all that a method makes of examples: it
+    trains on one batch, whose examples it can't see."""
+    if task.mixes_examples:
+        raise InputError(
+            "privacy.level = 'record': under the model's batch normalisation an example changes "
+            "the gradients of others; set model.batch_norm = 'frozen'"
+        )
+    works, server, request = first_steps(method, task, federation, plan)
+    works.train.complete(request, works.train.prepare(server, request))
 
 
 def _check_releases(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the mean of updates is not all that clients send, as an upload of
     blank examples shows."""
-    noised, section = plan.privacy.is_active, "secure_aggregation"
+    noised, section = plan.privacy.of_clients, "secure_aggregation"
     why = "the server sees sums alone"
     if noised:
         section, why = "privacy", "noise covers the mean of updates alone"
@@ -124,6 +138,32 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the plan would spend more than the account of its privacy says."""
     if not plan.privacy.is_active:
         return
+    if plan.privacy.of_records:
+        _check_record_privacy(method, federation, plan)
+    else:
+        _check_client_privacy(method, federation, plan)
+    plan.account(federation)
+
+
+def _check_record_privacy(method: Method, federation: Federation, plan: Plan) -> None:
+    local = plan.local
+    reasons = {
+        "cohort.buffer": (plan.cohort.buffer is not None, "clients may train more often"),
+        "local.class_weights": (local.class_weights is not None, "they depend on all examples"),
+        "local.pack": (local.pack, "examples share rows, and each needs a gradient of its own"),
+        f"methods.{method.name}": (
+            not method.takes_parts, "an example changes the gradients of others"
+        ),
+    }  # fmt: skip
+    _refuse(reasons, "privacy.level = 'record'")
+    if federation.remote:
+        raise InputError(
+            "privacy.level = 'record' is simulated in one process, not over Flower; choose "
+            "privacy.level = 'client'"
+        )
+
+
+def _check_client_privacy(method: Method, federation: Federation, plan: Plan) -> None:
     cohort = plan.cohort
     reasons = {
         "cohort.buffer": (cohort.buffer is not None, "cohorts are not drawn at random"),
@@ -132,15 +172,18 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
         "robust": (method.robust.is_active, "a rule looks at uploads before there is noise"),
         **dict.fromkeys(_changed_bounds(cohort), (True, "privacy.clip bounds each update")),
     }  # fmt: skip
-    for name, (is_set, why) in reasons.items():
-        if is_set:
-            raise InputError(f"{name} does not go with [privacy]: {why}; leave one of them out")
+    _refuse(reasons, "[privacy]")
     if federation.remote and not plan.privacy.secret:
         raise InputError(
             "privacy.secret = false: the noise would follow from the seed, which the sites know; "
             "set privacy.secret = true"
         )
-    plan.account(federation)
+
+
+def _refuse(reasons: Mapping[str, tuple[bool, str]], setting: str) -> None:
+    for name, (is_set, why) in reasons.items():
+        if is_set:
+            raise InputError(f"{name} does not go with {setting}: {why}; leave one of them out")
 
 
 def check_secure_aggregation(method: Method, federation: Federation, plan: Plan) -> None:
@@ -156,14 +199,10 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
         "robust": (method.robust.is_active, single),
         **{name: (True, single) for name in _changed_bounds(plan.cohort) if name != kept},
     }
-    for name, (is_set, why) in reasons.items():
-        if is_set:
-            raise InputError(
-                f"{name} does not go with [secure_aggregation]: {why}; leave one of them out"
-            )
+    _refuse(reasons, "[secure_aggregation]")
     if size < 2:
         raise InputError(f"secure_aggregation needs a cohort of two clients or more; it has {size}")
-    if clip is not None and clip > secure.range:
+    if plan.privacy.of_clients and clip is not None and clip > secure.range:
         raise InputError(
             f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "
             "which clients send nothing would tell of their data; set a range of at least the clip"

@@ -23,6 +23,7 @@ from ..optim import ClientContext
 from ..params import PACKED, Batch, Params, aligned, not_finite, split, to_device
 from ..profiling import phase
 from ..task.packing import places
+from ..task.records import RecordNoise, SampledBatch
 from ..task.task import Task
 from ..uploads.attacks import AttackConfig, flipped
 from ..uploads.chain import Chain
@@ -147,11 +148,23 @@ class ClientUpdate:
 
 
 @dataclass(frozen=True)
+class StepNoise:
+    """Differential privacy of records (`noised_gradient`). A method takes up to ``uses`` steps on a
+    batch. ``secret`` begins the keys of all draws."""
+
+    clip: float
+    std: float
+    uses: int
+    secret: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
 class Training(_Clients):
-    """`client_round`; the result is a `ClientUpdate`. ``attackers`` may train on wrong data, with a
-    ``trigger`` for a backdoor."""
+    """`client_round`; the result is a `ClientUpdate`. Its steps may have ``noise``. ``attackers``
+    may train on wrong data, with a ``trigger`` for a backdoor."""
 
     chain: Chain
+    noise: StepNoise | None = None
     attack: AttackConfig = AttackConfig()
     attackers: frozenset[int] = frozenset()
     trigger: Trigger | None = None
@@ -159,12 +172,34 @@ class Training(_Clients):
     def inputs(
         self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None = None
     ) -> ClientInputs:
-        inputs = super().inputs(received, request, drawn)
+        if self.noise is None:
+            inputs = super().inputs(received, request, drawn)
+        else:
+            inputs = self._noised_inputs(self.noise, received, request, drawn)
         attack = self.attack
         attacks = request.client in self.attackers and attack.is_on(request.round)
         if not (attacks and attack.on_data):
             return inputs
         return replace(inputs, batches=[self._poisoned(batch) for batch in inputs.batches])
+
+    def _noised_inputs(
+        self,
+        noise: StepNoise,
+        received: Params,
+        request: ClientRequest,
+        drawn: Iterable[Batch] | None,
+    ) -> ClientInputs:
+        """The same with sampled batches, and noise in the context."""
+        client, number = request.client, request.round
+        if drawn is None:
+            drawn = self.federation.sampled(client, number, self.local, noise.secret)
+        inputs = super().inputs(received, request, drawn)
+        key = random.key(*noise.secret, "record noise", number, client).to(self.task.device)
+        size = key.new_tensor(
+            min(self.local.batch_size, self.federation.num_examples(client)), dtype=torch.float64
+        )
+        noised = RecordNoise(key, size, noise.clip, noise.std)
+        return replace(inputs, context=inputs.context._replace(noise=noised))
 
     def _poisoned(self, batch: Batch) -> Batch:
         """What an attacker trains on instead."""
@@ -176,6 +211,8 @@ class Training(_Clients):
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
     ) -> tuple[Params, Params, Tensor]:
+        if self.noise is not None:
+            batches = [SampledBatch(b, at, self.noise.uses) for at, b in enumerate(batches)]
         return client_round(self.method, self.task, received, private, batches, context)
 
     def finish(

@@ -18,6 +18,7 @@ from ..task.task import Precision
 from ..uploads.accounting import Account, PrivacyConfig, account
 from ..uploads.attacks import AttackConfig
 from ..uploads.norms import USUAL_FACTOR, USUAL_QUANTILE
+from ..uploads.record_accounting import RecordAccount, record_account
 from ..uploads.secure.config import SecureAggregationConfig
 from .backdoor import Trigger
 from .faults import ClientFaults, FaultConfig
@@ -198,14 +199,17 @@ class Plan:
     def max_share(self, federation: Federation) -> float | None:
         """The largest part of a round's weight that a client may have; None: no limit. Where there
         is noise all have the same weight, so that none changes the mean by more than others."""
-        if self.privacy.is_active:
+        if self.privacy.of_clients:
             return 0.0  # too little for any: all have the same
         return self.cohort.max_share
 
-    def account(self, federation: Federation) -> Account | None:
+    def account(self, federation: Federation) -> Account | RecordAccount | None:
         """What the run spends of its clients' privacy; None where there is no noise."""
         if not self.privacy.is_active:
             return None
+        if self.privacy.of_records:
+            sampling = federation.sampling(self.local, self.cohort.novel)
+            return record_account(self.privacy, sampling, self.rounds)
         clients = federation.num_clients - self.cohort.novel
         size, least = self.cohort_size(federation), 2 if self.secure_aggregation.is_active else 1
         return account(self.privacy, clients, size, self.rounds, least)

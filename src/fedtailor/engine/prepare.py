@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,15 +23,17 @@ from ..optim import ClientContext
 from ..params import Batch, Params, aligned, to_device
 from ..task.task import Task
 from ..torch_private import count_flops
+from ..uploads.accounting import Account
 from ..uploads.attacks import Attack
 from ..uploads.chain import Chain, Link, UploadContext
 from ..uploads.norms import NormBound
 from ..uploads.packing import Packing
 from ..uploads.private import Private
+from ..uploads.record_accounting import RecordAccount
 from ..uploads.robust import RobustRule
 from ..uploads.secure.messages import Clients
 from ..uploads.staleness import Staleness
-from .client import ClientEvaluation, ClientUpdate, Training, client_round
+from .client import ClientEvaluation, ClientUpdate, StepNoise, Training, client_round
 from .config import Plan
 from .costs import Costs
 from .executors.work import ClientRequest
@@ -128,10 +131,20 @@ def _secure(
 def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:
     """The link that clips and adds noise, if the plan has it."""
     account, clip = plan.account(federation), plan.privacy.clip
-    if account is None or clip is None or method.trains_alone:
+    if not isinstance(account, Account) or clip is None or method.trains_alone:
         return None
     size = account.cohort
     return Private(clip, account.noise * clip / size, size, method.name)
+
+
+def _step_noise(method: Method, federation: Federation, plan: Plan) -> StepNoise | None:
+    """The noise in clients' steps, if the plan has it."""
+    account, clip = plan.account(federation), plan.privacy.clip
+    if not isinstance(account, RecordAccount) or clip is None or method.trains_alone:
+        return None
+    uses = method.steps_on_batch(plan.local.passes)
+    std = account.noise * clip * math.sqrt(uses)
+    return StepNoise(clip, std, uses, (federation.server_seed, "privacy", method.name))
 
 
 def time_model(method: Method, task: Task, federation: Federation, plan: Plan) -> TimeModel | None:
@@ -228,12 +241,13 @@ def client_works(
     context, trigger = (method, task, federation), plan.trigger(federation)
     attack = plan.attack, plan.attackers(federation), trigger
     chain = upload_chain(method, task, federation, plan)
-    train = Training(*context, plan.local, public, chain, *attack)
+    noise = _step_noise(method, federation, plan)
+    train = Training(*context, plan.local, public, chain, noise, *attack)
     batch_size = plan.evaluate.batch_size
     scoring = Scoring(*context, wanted, trigger)
     writing = Writing(*context, plan, wanted)
     evaluate = ClientEvaluation(*context, plan.local, public, batch_size, scoring, writing)
-    joining = Joining(replace(train, attackers=frozenset()), evaluate)
+    joining = Joining(replace(train, attackers=frozenset(), noise=None), evaluate)
     return Works(train, evaluate, joining, scoring, writing)
 
 

@@ -24,6 +24,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -63,6 +64,9 @@ class Ditto(FineTuning):
 
     def init_client(self, task: Task, client: int, key: Tensor) -> Params:
         return add_prefix(task.state, _PERSONAL)
+
+    def steps_on_batch(self, passes: int) -> int:
+        return 1 + math.ceil((self.private_passes or passes) / passes)
 
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext

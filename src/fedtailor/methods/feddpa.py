@@ -130,6 +130,9 @@ class FedDPA(Method):
             private["anchor"] = torch.zeros(layer.in_features)
         return add_prefix(private, _OWN)
 
+    def steps_on_batch(self, passes: int) -> int:
+        return 2 if self.form == "T" else 1
+
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
     ) -> tuple[Params, Tensor]:

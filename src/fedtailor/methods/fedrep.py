@@ -21,6 +21,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -52,6 +53,9 @@ class FedRep(FineTuning):
 
     def is_private(self, task: Task, name: str) -> bool:
         return matching(task, self.private)(name)
+
+    def steps_on_batch(self, passes: int) -> int:
+        return 1 + math.ceil(self.head_passes / passes)
 
     def local(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext

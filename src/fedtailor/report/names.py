@@ -32,13 +32,15 @@ def client_name(client: str, seed: int | None) -> str:
 
 
 def privacy_name(line: RoundLine) -> str:
-    """Say what the rounds up to that of ``line`` have spent of a client's privacy; empty if there
-    is no noise."""
+    """Say what the rounds up to that of ``line`` have spent of privacy; empty if there is no
+    noise."""
     if line.epsilon is None:
         return ""
+    of_clients = line.level == "client"
+    whose = "client whose data are replaced" if of_clients else "record that is there or not"
     return (
         f"epsilon {line.epsilon:.4g} at delta {line.delta:.3g} after round {line.round}, of a "
-        f"client whose data are replaced ({line.accountant})"
+        f"{whose} ({line.accountant})"
     )
 
 

@@ -100,12 +100,12 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
 
 
 def _privacy(plan: Plan, federation: Federation) -> str:
-    """What the run spends of a client's privacy; empty where there is no noise."""
+    """What the run spends of privacy; empty where there is no noise."""
     account, clip = plan.account(federation), plan.privacy.clip
     if account is None or clip is None:
         return ""
-    usual = f"; delta is {account.clients}^-1.1, by the number of clients"
-    return account.words(clip) + (usual if plan.privacy.delta is None else "")
+    usual = f"; {account.usual_delta}" if plan.privacy.delta is None else ""
+    return account.words(clip) + usual
 
 
 def _texts(plan: Plan, federation: Federation) -> str:

@@ -150,7 +150,8 @@ class RoundLine:
     trained, where that is not the cohort alone; the bytes are those of all of them. ``norms`` are
     those of the cohort's uploads. ``bounds`` has the settings that bound them, in the first line,
     and where they are others than before. ``epsilon`` at ``delta`` is what the rounds so far have
-    spent of a client's privacy, as the ``accountant`` works it out; None: there is no ``noise``."""
+    spent of the privacy of a client or record (``level``), as the ``accountant`` works it out;
+    None: there is no ``noise``."""
 
     round: Count
     cohort: Sequence[Count]
@@ -174,6 +175,7 @@ class RoundLine:
     delta: Amount = 0.0
     noise: Amount = 0.0
     accountant: str = ""
+    level: str = "client"
 
     @property
     def norm_by_client(self) -> dict[int, float]:

@@ -48,13 +48,16 @@ _MOST_EMPTY = 0.5  # of delta, for rounds of nobody
 @dataclass(frozen=True)
 class PrivacyConfig:
     """Differential privacy of clients: the norm of each update is at most ``clip``, and the server
-    adds noise of ``noise`` times ``clip`` as the standard deviation on the sum of updates. Either
-    it or ``epsilon``, over all rounds, is given; with both a run that would spend more is refused.
-    """
+    adds noise of ``noise`` times ``clip`` as the standard deviation on the sum of updates. Or of
+    records: that bounds the norm of each example's gradient, and clients add the noise in each
+    step. Either it or ``epsilon``, over all rounds, is given; with both a run that would spend more
+    is refused."""
+
+    level: Literal["client", "record"] = "client"
 
     epsilon: Annotated[float, Gt(0), Le(1000)] | None = None
     noise: Annotated[float, Ge(0.01), Le(1e6)] | None = None
-    delta: Annotated[float, Gt(0), Lt(1)] | None = None  # None: K^-1.1 of K clients
+    delta: Annotated[float, Gt(0), Lt(1)] | None = None  # None: n^-1.1 of n clients or records
     clip: Annotated[float, Gt(0), Le(1e12)] | None = None
     # of a cohort: so many clients, or each one by itself with the probability that gives so many
     sampling: Literal["fixed", "poisson"] = "fixed"
@@ -65,7 +68,14 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         if self.is_active and self.clip is None:
-            raise InputError("privacy.clip is missing: the largest norm of a client's update")
+            whose = "an example's gradient" if self.of_records else "a client's update"
+            raise InputError(f"privacy.clip is missing: the largest norm of {whose}")
+        for name, value in (("sampling", self.sampling), ("neighbours", self.neighbours)):
+            if self.of_records and value != getattr(type(self), name):
+                raise InputError(
+                    f"privacy.{name} = {value!r} is for privacy.level = 'client'; a record is "
+                    "always drawn by itself, and is there or not"
+                )
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if not self.is_active and changed:
             raise InputError("privacy has neither epsilon nor noise; give one of them")
@@ -80,6 +90,16 @@ class PrivacyConfig:
         """Whether each client is drawn by itself."""
         return self.sampling == "poisson"
 
+    @property
+    def of_clients(self) -> bool:
+        """Whether there is noise on the mean of updates."""
+        return self.is_active and self.level == "client"
+
+    @property
+    def of_records(self) -> bool:
+        """Whether there is noise in clients' steps."""
+        return self.is_active and self.level == "record"
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -90,6 +110,7 @@ class Spent:
     delta: float
     noise: float
     accountant: str
+    level: str = "client"
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,11 @@ class Account:
     poisson: bool = False
     neighbours: Neighbours = "replace"
     least: int = 1
+
+    @property
+    def usual_delta(self) -> str:
+        """How delta follows, if it isn't given."""
+        return f"delta is {self.clients}^-1.1, by the number of clients"
 
     @cached_property
     def accountant(self) -> str:

@@ -18,6 +18,7 @@ from ...data.federation import pad_and_stack
 from ...errors import brief
 from ...optim import ClientContext
 from ...params import Params, same_tensors, stack
+from ...task.records import RecordNoise
 from ...torch_private import map_leaves
 from .work import AnyItem, ClientInputs, ClientWork, Executor, Work
 
@@ -143,14 +144,28 @@ def _is_of_the_model(error: RuntimeError) -> bool:
 def _vectorised(work: ClientWork, many: Sequence[ClientInputs]) -> Any:
     first = many[0]
     same = all(same_tensors(inputs.received, first.received) for inputs in many)
-    context = ClientContext(0, *[None] * (len(ClientContext._fields) - 1))  # type: ignore[arg-type]
-    in_dims = (None if same else 0, 0, 0, context)
+    context, dims = _stacked_context(many)
+    in_dims = (None if same else 0, 0, 0, dims)
     return torch.func.vmap(work.run, in_dims=in_dims)(
         first.received if same else stack([inputs.received for inputs in many]),
         stack([inputs.private for inputs in many]),
         pad_and_stack([inputs.batches for inputs in many]),
-        first.context._replace(key=torch.stack([inputs.context.key for inputs in many])),
+        context,
     )
+
+
+def _stacked_context(many: Sequence[ClientInputs]) -> tuple[ClientContext, Any]:
+    """What clients are told, stacked where they differ, and which axes that gives."""
+    told = [inputs.context for inputs in many]
+    context = told[0]._replace(key=torch.stack([one.key for one in told]))
+    dims: Any = (0, *[None] * (len(context) - 1))
+    noises = [one.noise for one in told if one.noise is not None]
+    if noises:
+        keys = torch.stack([noise.key for noise in noises])
+        sizes = torch.stack([noise.size for noise in noises])
+        context = context._replace(noise=noises[0]._replace(key=keys, size=sizes))
+        dims = (*dims[:-1], RecordNoise(0, 0, None, None))  # type: ignore[arg-type]
+    return context, ClientContext(*dims)
 
 
 def _shapes(inputs: ClientInputs) -> dict[str, tuple[int, ...]]:
