@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import random
-from ..params import Params
+from ..params import Params, scale, subtract
 from ..stacked import weighted_sum
 from .chain import Link, UploadContext
 from .norms import norm
@@ -37,11 +37,7 @@ class Private(Link):
 
     def send(self, upload: Params, at: UploadContext) -> Params:
         unchanged = at.unchanged(upload)
-        update = {
-            name: (value.double() - unchanged[name].double()).to(value.dtype)
-            for name, value in upload.items()
-        }
-        return clipped(update, self.clip)
+        return clipped(subtract(upload, unchanged), self.clip)
 
     def receive(self, upload: Params, at: UploadContext) -> Params:
         return clipped(upload, self.clip)
@@ -76,4 +72,4 @@ def clipped(update: Params, bound: float) -> Params:
     if not length < float("inf"):
         return {name: torch.zeros_like(value) for name, value in update.items()}
     share = _BELOW * bound / length
-    return {name: (share * value.double()).to(value.dtype) for name, value in update.items()}
+    return scale(update, share)
