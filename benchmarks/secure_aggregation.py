@@ -40,7 +40,7 @@ class Measured(Simulation):
     """Clients that leave before they share, and what all of them have cost."""
 
     def __init__(self, gone: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(SecureAggregationConfig(0.6), None)
         self.gone, self.seconds = gone, 0.0
         self.bytes = {"up": 0, "down": 0}
 

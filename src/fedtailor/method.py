@@ -181,6 +181,18 @@ class Method(ABC):
         return self.needs_only_mean
 
     @property
+    def weighs_by_mean(self) -> bool:
+        """Whether the server's next state is its state plus the mean of the updates by weights that
+        `own_weight` gives, as this method is configured. Then a second pass can stand for single
+        uploads where the server is not to see these; `aggregate` gets that mean as one row."""
+        return False
+
+    def own_weight(self, task: Task, upload: Params, mean: Params) -> Tensor:
+        """A client's weight from 0 to 1, a scalar, from its upload and the uploads' mean by
+        `client_weights`; of a method that `weighs_by_mean`. Weights are divided by their sum."""
+        raise NotImplementedError
+
+    @property
     def needs_public_labels(self) -> bool:
         """Whether `local` trains on the labels of ``context.public``, too."""
         return False

@@ -44,7 +44,8 @@ def is_near(a: Params, b: Params) -> bool:
 @pytest.mark.parametrize(
     "method",
     [
-        FedSDG(aggregation="uniform"),
+        FedSDG(),
+        pytest.param(FedSDG(aggregation="uniform"), marks=pytest.mark.slow),
         pytest.param(FedSDG(aggregation="examples"), marks=pytest.mark.slow),
         pytest.param(FedProx(), marks=pytest.mark.slow),
     ],
@@ -110,7 +111,7 @@ def test_noise_is_added_to_the_sum() -> None:
 
 
 REFUSED = [
-    *("fedsdg", "fedhft", "fedmerge", "pfedgate", "flora", "flexlora", "hetlora", "scaffold"),
+    *("fedhft", "fedmerge", "pfedgate", "flora", "flexlora", "hetlora", "scaffold"),
     *("lora-fair", "fedalt", "ifca", "fedmd", "heterofl", "fedmask"),
 ]
 
@@ -118,7 +119,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("fedsdg", "scaffold", "ifca") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in ("scaffold", "ifca") else pytest.mark.slow)
         for name in METHODS
     ],
 )

@@ -111,3 +111,13 @@ def test_another_signing_key_of_a_client_is_refused(
     with pytest.raises(ft.InputError, match="shares of 2 of 5 clients are there; 3 must stay; the"):
         far(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far")
     assert "client 1 signs with another key than before" in capsys.readouterr().err
+
+
+def test_weights_by_the_mean_are_the_same_and_the_sites_keep_no_update(tmp_path: Path) -> None:
+    options = {"rounds": 1, "cohort": {"size": 4}, "secure_aggregation": {"threshold": 0.6}}
+    chosen = experiment("fedsdg", **options)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    out = far(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far")
+    one, other = (load_file(p / "methods/fedsdg/seed-0/server.safetensors") for p in (near, out))
+    assert same_bits(one, other)
+    assert not list(tmp_path.glob("clients/**/update.safetensors"))

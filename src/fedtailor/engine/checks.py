@@ -66,7 +66,8 @@ def _check_releases(method: Method, task: Task, federation: Federation, plan: Pl
         )
     if not noised:  # their mean is what the server takes without masks, too
         covered = {name: value for name, value in upload.items() if value.is_floating_point()}
-    if method.averages and covered.keys() == upload.keys():
+    weighs = method.weighs_by_mean and method.sends_updates and not noised
+    if (method.averages or weighs) and covered.keys() == upload.keys():
         return
     beside = sorted(name for name in upload if name not in covered or name not in server)
     sent = f"; beside the update it sends {listed(beside, few=3)}" if beside else ""
@@ -197,6 +198,10 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
         "cohort.buffer": (plan.cohort.buffer is not None, "those who mask together train together"),
         "attack.kind": (plan.attack.on_uploads, f"it is worked out from all uploads, and {single}"),
         "robust": (method.robust.is_active, single),
+        "cohort.max_share": (
+            plan.cohort.max_share is not None and method.weighs_by_mean,
+            f"nobody sees the clients' own weights under {method.name}",
+        ),
         **{name: (True, single) for name in _changed_bounds(plan.cohort) if name != kept},
     }
     _refuse(reasons, "[secure_aggregation]")

@@ -145,6 +145,7 @@ class ClientUpdate:
     costs: Costs
     data_seconds: float
     cpu_seconds: float
+    kept: Params | None = None  # its upload, where a second pass needs it
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,7 @@ class Training(_Clients):
             measure(self.method, self.task, inputs.received, private, packed),
             inputs.seconds,
             cpu_seconds,
+            upload if request.masks is not None and self.method.weighs_by_mean else None,
         )
 
 

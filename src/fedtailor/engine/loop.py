@@ -257,6 +257,8 @@ class Loop:
                     if not uploads.keeps:
                         self.chain.watch(upload, at)
                     uploads.put(position, upload)
+                    if result.kept is not None:
+                        self.chain.keep(client, result.kept)
         return results
 
     def _requests(

@@ -96,7 +96,7 @@ def upload_chain(
     if private is not None or plan.secure_aggregation.is_active:
         above = "keep"
     bound = cohort.max_norm, cohort.norm_factor, cohort.norm_quantile
-    masks = _secure(method, plan, masking, from_update=private is not None)
+    masks = _secure(method, task, plan, masking, from_update=private is not None)
     links: list[Link | None] = [
         RobustRule(robust, method.name) if robust.is_active else None,
         NormBound(above, *bound, recent_norms) if above != "keep" else None,
@@ -112,7 +112,7 @@ def upload_chain(
 
 
 def _secure(
-    method: Method, plan: Plan, masking: Clients | None, *, from_update: bool
+    method: Method, task: Task, plan: Plan, masking: Clients | None, *, from_update: bool
 ) -> Link | None:
     """The link that masks uploads, if the plan has it; of methods that average, and pack nothing.
     Raises InputError where its package is missing."""
@@ -125,7 +125,10 @@ def _secure(
         raise InputError(
             "[secure_aggregation] needs cryptography: pip install 'fedtailor[privacy]'"
         ) from None
-    return Secure(plan.secure_aggregation, masking or Simulation(), from_update=from_update)
+    config, own_weight = plan.secure_aggregation, None
+    if method.weighs_by_mean:
+        own_weight = partial(method.own_weight, task)
+    return Secure(config, masking or Simulation(config, own_weight), from_update, own_weight)
 
 
 def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:

@@ -123,7 +123,7 @@ def reply_limits(
     """What a node's answer to a request to so many ``clients`` may have."""
     names = 4 * len(schema.packed) + 2 * sum(map(len, schema.packed))
     text = _REPLY + clients * (_REPLY + names + 64 * num_classes**2)
-    uploads = clients if message.kind == "train" else 0
+    uploads = clients if message.kind in ("train", "reweigh") else 0
     if message.masking is not None:  # at most a share for each client
         text += clients * 256 * len(message.masking.clients)
     return Limits(text, uploads, uploads * schema.bytes)

@@ -186,13 +186,17 @@ class Site:
             path.replace(folder / "data.json")
         results: list[ClientReply] = []
         sent: list[Params] = []
+        upload: Params | None
         for request in message.requests:
             try:
                 self._check_request(message, request, served, payloads)
                 payload, states = payloads[request.payload], States(folder, before)
-                with session.checked(message.kind, request.client, payload) as received:
-                    masks = self._masks(session, message, request, folder)
-                    result, upload = session.answer(message, request, received, states, masks)
+                masks = self._masks(session, message, request, folder)
+                if message.kind == "reweigh":
+                    result, upload = session.reweighed(request.client, payload, states, masks)
+                else:
+                    with session.checked(message.kind, request.client, payload) as received:
+                        result, upload = session.answer(message, request, received, states, masks)
             except (InputError, *FAULTS) as error:
                 gone = isinstance(error, DivergedError)
                 result = ClientReply(request.client, error=_told(error), diverged=gone)
@@ -218,8 +222,9 @@ class Site:
         self, session: Session, message: RoundRequest, request: WireRequest, folder: Path
     ) -> Masks | None:
         """The masks of what a client sends; None in an experiment without them."""
-        secure = self.experiment.secure_aggregation.is_active
-        if message.kind != "train" or not secure or session.works.train.method.trains_alone:
+        alone = session.works.train.method.trains_alone
+        secure = self.experiment.secure_aggregation.is_active and not alone
+        if not secure or message.kind not in ("train", "reweigh"):
             return None
         masks: Masks = self._sides(folder).step(message, request.client, request.order)
         return masks

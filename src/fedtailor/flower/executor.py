@@ -35,7 +35,6 @@ from .messages import (
     ClientReply,
     Kind,
     Masking,
-    MaskingReply,
     RoundRequest,
     WireRequest,
 )  # fmt: skip
@@ -175,19 +174,22 @@ class GridExecutor(Executor):
         self,
         message: RoundRequest,
         clients: Sequence[int],
-        check: Callable[[RoundRequest, int, MaskingReply | None], None],
-    ) -> Iterator[tuple[int, MaskingReply]]:
-        """The answers of clients to a step of secure aggregation, as far as they pass ``check``."""
-        for client, answer in self._replies(message, clients, lambda client: {}, {}):
+        check: Callable[[RoundRequest, int, ClientReply, Params], None],
+        payload: Params | None = None,
+        orders: Mapping[int, Any] | None = None,
+    ) -> Iterator[tuple[int, ClientReply]]:
+        """The answers of clients to a step of secure aggregation, as far as they pass ``check``;
+        each is sent the same ``payload``."""
+        sent = payload or {}
+        for client, answer in self._replies(message, clients, lambda client: sent, orders or {}):
             try:
                 if isinstance(answer, Refusal):
                     raise WireError(answer.reason)
-                check(message, client, answer[0].masking)
+                check(message, client, *answer)
             except WireError as error:
                 self._log(message, client, str(error))
                 continue
-            assert answer[0].masking is not None
-            yield client, answer[0].masking
+            yield client, answer[0]
 
     def _result(
         self,

@@ -20,17 +20,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter
 
 from ..errors import InputError
+from ..params import Params
 from ..store.files import read_json, write_json
 from ..uploads.secure.client import Side
 from ..uploads.secure.config import SecureAggregationConfig
 from ..uploads.secure.keys import ProtocolError, agreed, private_key
-from ..uploads.secure.messages import Held, Masks, Order, Setting
+from ..uploads.secure.messages import WEIGHT, Held, Masks, Order, Setting
 from .codec import WireError
-from .messages import STEPS, Masking, MaskingReply, RoundRequest
+from .messages import STEPS, ClientReply, Masking, MaskingReply, RoundRequest
+from .schema import check_form
 
 SIGNING_KEY, SIGNERS = "signing.key", "signers.json"
 _DIGITS = {"keys": 64, "share": 160, "sign_list": 128, "reveal": 64}  # hexadecimal
@@ -165,9 +168,8 @@ class GridClients:
             told = replace(told, texts=first)
         round_ = int(setting.name.rpartition("/")[2])
         message = replace(self._executor.blank, round=round_, kind=step, masking=told)
-        replies = dict[int, MaskingReply]()
-        for client, reply in self._executor.ask(message, sorted(messages), self._checked):
-            replies[client] = reply
+        told_by = self._executor.ask(message, sorted(messages), self._checked)
+        replies = {client: reply.masking for client, reply in told_by}
         if step == "keys":
             signers = tuple((client, replies[client].signer) for client in sorted(replies))
             self._told = replace(self._told, signers=signers)
@@ -176,8 +178,31 @@ class GridClients:
             return {client: reply.signature for client, reply in replies.items()}
         return {client: reply.texts for client, reply in replies.items()}
 
-    def _checked(self, message: RoundRequest, client: int, reply: MaskingReply | None) -> None:
+    def keep(self, client: int, upload: Params) -> None:
+        """Nothing: uploads are at the sites."""
+
+    def reweigh(
+        self, setting: Setting, masks: Mapping[int, Any], mean: Params
+    ) -> Mapping[int, Params]:
+        blank, round_ = self._executor.blank, int(setting.name.rpartition("/")[2])
+        message = replace(blank, round=round_, kind="reweigh", masking=self._executor.masking)
+        form = {name: (torch.int32, tuple(value.shape)) for name, value in mean.items()}
+        form[WEIGHT] = torch.int32, ()
+        sent = dict[int, Params]()
+
+        def check(message: RoundRequest, client: int, reply: ClientReply, payload: Params) -> None:
+            check_form("its upload", payload, form)
+            sent[client] = payload
+
+        for _ in self._executor.ask(message, sorted(masks), check, mean, masks):
+            pass
+        return sent
+
+    def _checked(
+        self, message: RoundRequest, client: int, answer: ClientReply, payload: Params
+    ) -> None:
         """Raise WireError where a reply is none to this step."""
+        reply = answer.masking
         step, texts, is_right = message.kind, list[str](), reply is not None
         if reply is not None and step == "keys":
             keys = reply.keys

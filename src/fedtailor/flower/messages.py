@@ -17,7 +17,7 @@ from ..uploads.secure.messages import Keys, Order, Texts
 
 STEPS = ("keys", "share", "sign_list", "reveal")  # of secure aggregation, beside the training
 Kind = Literal[
-    "train", "personal", "global", "keep", "join", "keys", "share", "sign_list", "reveal"
+    "train", "personal", "global", "keep", "join", "keys", "share", "sign_list", "reveal", "reweigh"
 ]  # fmt: skip
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import filter as matching
+from functools import partial
 
 from ..engine.client import ClientUpdate
 from ..engine.config import Plan
@@ -18,6 +19,7 @@ from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
 from ..store.files import write_json
+from ..uploads.secure.link import reweighed
 from ..uploads.secure.messages import Masks
 from .messages import ClientReply, Kind, RoundRequest, WireRequest
 from .schema import Form, any_size, check_form, form_of
@@ -124,8 +126,22 @@ class Session:
             refused = DivergedError if update.refusal.diverged else InputError
             raise refused(update.refusal.reason)
         assert update.private is not None
+        if update.kept is not None:
+            states.write_update(request.client, update.kept)
         states.write(request.client, request.base, request.best, message.round, update.private)
         return ClientReply(request.client, loss=update.loss), update.packed
+
+    def reweighed(
+        self, client: int, mean: Params, states: States, masks: Masks | None
+    ) -> tuple[ClientReply, Params]:
+        """What a client sends in a second pass of secure aggregation, once it is told the mean."""
+        training, upload = self.works.train, states.take_update(client)
+        own_weight = partial(training.method.own_weight, training.task)
+        if masks is None:
+            raise InputError("there is no second pass without masks")
+        check_form("the mean", mean, form_of(upload))
+        largest = self.plan.secure_aggregation.range
+        return ClientReply(client), reweighed(upload, mean, masks, own_weight, largest)
 
     def _evaluated(self, message: RoundRequest, client: int, state: Params) -> ClientReply:
         result = self.works.evaluate.scored(client, state, message.round)

@@ -23,6 +23,7 @@ from ..errors import InputError
 from ..params import Params, clone, to_device
 from ..store.files import load_tensors, save_tensors
 
+UPDATE = "update.safetensors"  # until the second pass of a round with masks
 MODEL = "model.safetensors"  # what a client was judged by after the reported round
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
@@ -88,6 +89,19 @@ class States:
         for other, old in kept.items():
             if other not in (base, best, number):
                 old.unlink()
+
+    def write_update(self, client: int, update: Params) -> None:
+        """Keep what a client has sent masked, for a second pass."""
+        path = self._path(client, 0).with_name(UPDATE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(path, clone(to_device(update, torch.device("cpu"))))
+
+    def take_update(self, client: int) -> Params:
+        """That again, once. Raises InputError where there is none."""
+        path = self._path(client, 0).with_name(UPDATE)
+        update = clone(load_tensors(path))
+        path.unlink()
+        return update
 
     def keep(self, client: int, state: Params) -> Path:
         """Keep the model of the reported round, private tensors included; the folder it is in."""

@@ -121,8 +121,12 @@ def alignment_weights(updates: Tensor | Params, eps: float = 1e-8) -> Tensor:
     tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64)
     """
     dots, norms, mean_norm = products_with_mean(updates)
-    alpha = (dots / (norms * mean_norm + eps)).clamp(min=0)
+    alpha = _alignment(dots, norms, mean_norm, eps)
     return alpha / (alpha.sum() + eps)
+
+
+def _alignment(dots: Tensor, norms: Tensor, mean_norm: Tensor, eps: float) -> Tensor:
+    return (dots / (norms * mean_norm + eps)).clamp(min=0)
 
 
 def leave_one_out_weights(
@@ -191,6 +195,15 @@ class FedSDG(Method):
     @property
     def averages(self) -> bool:
         return self.aggregation in ("uniform", "examples")
+
+    @property
+    def weighs_by_mean(self) -> bool:
+        return self.aggregation == "alignment"
+
+    def own_weight(self, task: Task, upload: Params, mean: Params) -> Tensor:
+        """alpha_k."""
+        own, all_ = flat(upload).double(), flat(mean).double()
+        return _alignment(own @ all_, own.norm(), all_.norm(), self.eps)
 
     def is_private(self, task: Task, name: str) -> bool:
         if name == "gate_logits" or _branch(name) == "private":

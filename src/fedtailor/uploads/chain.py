@@ -75,6 +75,9 @@ class Link:
         """At the server: one client's upload again, as far as the server may know it."""
         return upload
 
+    def keep(self, client: int, upload: Params) -> None:
+        """Keep what a client whose side is simulated needs of its upload for a second pass."""
+
     def watch(self, upload: Params, at: UploadContext) -> None:
         """See one client's upload that is then added up and forgotten."""
 
@@ -138,6 +141,10 @@ class Chain(Link):
             if link.hides:  # the links before it see the sum
                 break
         return upload
+
+    def keep(self, client: int, upload: Params) -> None:
+        for link in self.links:
+            link.keep(client, upload)
 
     def watch(self, upload: Params, at: UploadContext) -> None:
         for link in self.links:

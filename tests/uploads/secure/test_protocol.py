@@ -26,7 +26,7 @@ class Leaving(Simulation):
     """Clients of which some are gone from a step on."""
 
     def __init__(self, gone: Mapping[str, Sequence[int]]) -> None:
-        super().__init__()
+        super().__init__(SecureAggregationConfig(0.6), None)
         self.gone = gone
 
     def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Mapping[int, Any]:
@@ -129,7 +129,7 @@ def test_a_client_tells_one_of_the_two_shares_of_each_peer_and_then_forgets() ->
 
 def test_keys_that_another_one_has_signed_are_refused() -> None:
     setting = Setting("run/1", (0, 1, 2), SecureAggregationConfig(0.6))
-    clients = Simulation()
+    clients = Leaving({})
     keys = clients.ask("keys", setting, dict.fromkeys((0, 1, 2)))
     forged = replace(keys[2], mask=keys[0].mask)
     with pytest.raises(ProtocolError, match="the keys of client 2 are not signed by it"):

@@ -9,31 +9,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...errors import TooFewUploadsError
 from ...params import Params, flat, unflat
 from ..chain import Link, UploadContext, Weigh
+from ..collected import UploadSum
 from .config import SecureAggregationConfig
 from .fixed_point import decoded, encoded
 from .keys import add_masks
-from .messages import Clients, Masks, Setting
+from .messages import WEIGHT, Clients, Masks, OwnWeight, Setting
 from .server import Exchange
 
 
 @dataclass
 class Secure(Link):
     """Uploads travel as int32 tensors of their names and shapes. ``from_update``: a link before
-    this one has made an update of the upload already. ``clients``: how the server reaches them."""
+    this one has made an update of the upload already. ``clients``: how the server reaches them.
+    ``own_weight``: the weight of a client in a second pass, from 0 to 1, of its upload and the mean
+    of all, which are updates."""
 
     config: SecureAggregationConfig
     clients: Clients
     from_update: bool = False
+    own_weight: OwnWeight | None = None
     exchange: Exchange | None = field(default=None, init=False)
 
     hides = True
 
     def open(self, at: UploadContext, present: Sequence[int], weigh: Weigh) -> Mapping[int, Masks]:
-        setting = Setting(f"{self.clients.name}/{at.round}", at.clients, self.config)
-        self.exchange = Exchange(setting, self.clients)
+        self.exchange = self._exchange(at)
         return self.exchange.open(present, weigh)
+
+    def keep(self, client: int, upload: Params) -> None:
+        self.clients.keep(client, upload)
 
     def send(self, upload: Params, at: UploadContext) -> Params:
         if at.masks is None:  # of no round: what travels has this form, and tells nothing
@@ -42,17 +49,14 @@ class Secure(Link):
         if not self.from_update:
             unchanged = at.unchanged(upload)
             values = {name: value - unchanged[name].cpu() for name, value in values.items()}
-        masks, vector = at.masks, flat(values).numpy()
-        whole = encoded(vector, masks.weight, self.config.range, masks.clients)
-        return _params(_masked(whole, masks), values)
+        return _sent(values, at.masks, self.config.range)
 
     def total(self, uploads: Params, at: UploadContext) -> Params:
         assert self.exchange is not None
-        left = self.exchange.close(at.clients)
         rows = {name: value[0] for name, value in uploads.items()}
-        whole = _masked(flat(rows).cpu().numpy().view(np.uint32), left)
-        values = decoded(whole, left.weight, self.config.range, left.clients)
-        mean = unflat(torch.from_numpy(values), rows)
+        mean = self._mean(self.exchange, rows, at.clients)
+        if self.own_weight is not None:
+            mean = self._weighed(mean, at)
         if not self.from_update:
             unchanged = at.unchanged(mean)
             mean = {name: value + unchanged[name].cpu() for name, value in mean.items()}
@@ -61,12 +65,49 @@ class Secure(Link):
             for name, value in mean.items()
         }
 
+    def _weighed(self, mean: Params, at: UploadContext) -> Params:
+        """The mean by the clients' own weights, from sums of a second pass among those that are
+        there: of the weights, and of the updates times these. 0 where all weights are."""
+        exchange, count = self._exchange(at), len(at.clients)
+        masks = exchange.open(at.clients, lambda those: dict.fromkeys(those, 1 / count))
+        mean = {name: value.float() for name, value in mean.items()}
+        sent, total = self.clients.reweigh(exchange.setting, masks, mean), UploadSum()
+        for place, client in enumerate(sorted(sent)):
+            total.put(place, sent[client])
+        if not sent:
+            raise TooFewUploadsError("secure aggregation: no client has sent its weight")
+        rows = {name: value[0] for name, value in total.params.items()}
+        sums = self._mean(exchange, rows, sorted(sent))
+        weight = float(sums.pop(WEIGHT)) / self.config.range
+        return {name: value / weight if weight > 0 else 0 * value for name, value in sums.items()}
+
+    def _exchange(self, at: UploadContext) -> Exchange:
+        setting = Setting(f"{self.clients.name}/{at.round}", at.clients, self.config)
+        return Exchange(setting, self.clients)
+
+    def _mean(self, exchange: Exchange, rows: Params, there: Sequence[int]) -> Params:
+        """The mean, float64, of those whose values ``rows`` are the sum of."""
+        left = exchange.close(there)
+        whole = _masked(flat(rows).cpu().numpy().view(np.uint32), left)
+        values = decoded(whole, left.weight, self.config.range, left.clients)
+        return unflat(torch.from_numpy(values), rows)
+
+
+def reweighed(
+    upload: Params, mean: Params, masks: Masks, own_weight: OwnWeight, largest: float
+) -> Params:
+    """What a client sends in a second pass: its upload times its own weight, and the weight."""
+    weight = own_weight(upload, mean).double().cpu()
+    values = {name: weight * value.cpu().double() for name, value in upload.items()}
+    return _sent(values | {WEIGHT: weight * largest}, masks, largest)
+
+
+def _sent(values: Params, masks: Masks, largest: float) -> Params:
+    """float64 values as masked whole numbers, int32 of their names and shapes."""
+    whole = _masked(encoded(flat(values).numpy(), masks.weight, largest, masks.clients), masks)
+    parts = unflat(torch.from_numpy(whole.view(np.int32)), values)
+    return {name: parts[name] for name in values}
+
 
 def _masked(whole: NDArray[np.uint32], masks: Masks) -> NDArray[np.uint32]:
     return add_masks(whole, map(bytes.fromhex, masks.plus), map(bytes.fromhex, masks.minus))
-
-
-def _params(whole: NDArray[np.uint32], like: Params) -> Params:
-    """Whole numbers as int32 tensors of the names and shapes of ``like``."""
-    parts = unflat(torch.from_numpy(whole.view(np.int32)), like)
-    return {name: parts[name] for name in like}

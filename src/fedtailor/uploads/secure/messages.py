@@ -3,15 +3,20 @@ keeps in between. Keys, seeds and shares are hexadecimal texts."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from ... import random
+from ...params import Params
 from .config import SecureAggregationConfig
 
 Texts = tuple[tuple[int, str], ...]  # by client
+OwnWeight = Callable[[Params, Params], Tensor]
+WEIGHT = "own weight"  # beside the tensors of an update, in a second pass
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,15 @@ class Clients(Protocol):
     def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Mapping[int, Any]:
         """The answers to one message for each client, of those that answer: a method of
         `client.Side` by name."""
+
+    def keep(self, client: int, upload: Params) -> None:
+        """Keep a client's upload for a second pass, where its side is here."""
+
+    def reweigh(
+        self, setting: Setting, masks: Mapping[int, Any], mean: Params
+    ) -> Mapping[int, Params]:
+        """Tell the clients the mean of their uploads: what `link.reweighed` gives, of those that
+        answer. ``masks`` as the step "mask" gave them."""
 
 
 def list_text(setting: Setting, clients: Collection[int]) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ...params import Params, clone
 from .client import Side
-from .messages import Held, Setting
+from .config import SecureAggregationConfig
+from .link import reweighed
+from .messages import Held, OwnWeight, Setting
 
 
 class Simulation:
@@ -17,7 +20,9 @@ class Simulation:
 
     name = "simulation"
 
-    def __init__(self) -> None:
+    def __init__(self, config: SecureAggregationConfig, own_weight: OwnWeight | None) -> None:
+        self._config, self._own_weight = config, own_weight
+        self._uploads: dict[int, Params] = {}
         self._held: dict[int, Held | None] = {}
         self._key = lru_cache(None)(lambda client: Ed25519PrivateKey.generate())
 
@@ -28,6 +33,17 @@ class Simulation:
             held = None if step == "keys" else self._held[client]
             self._held[client], answers[client] = getattr(side, step)(held, message)
         return answers
+
+    def keep(self, client: int, upload: Params) -> None:
+        self._uploads[client] = clone(upload)
+
+    def reweigh(
+        self, setting: Setting, masks: Mapping[int, Any], mean: Params
+    ) -> Mapping[int, Params]:
+        assert self._own_weight is not None
+        how = self._own_weight, self._config.range
+        kept, self._uploads = self._uploads, {}
+        return {k: reweighed(kept[k], mean, one, *how) for k, one in masks.items()}
 
     def _public(self, client: int) -> bytes:
         return self._key(client).public_key().public_bytes_raw()
