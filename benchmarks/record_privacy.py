@@ -19,8 +19,19 @@ from pathlib import Path
 
 import torch
 from harness import circumstances, software, versions, write
-from local_step import ADAM, SGD, Part, Run, from_pictures, local, measure, pictures, table, texts
-from local_step import small_network
+from local_step import (
+    ADAM,
+    SGD,
+    Part,
+    Run,
+    from_pictures,
+    local,
+    measure,
+    pictures,
+    small_network,
+    table,
+    texts,
+)
 
 from fedtailor.engine.malloc import keep_freed_memory
 from fedtailor.method import Method

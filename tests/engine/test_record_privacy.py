@@ -93,7 +93,7 @@ def said_of(words: str) -> list[str]:
 RUN = {
     "apfl with `adaptive = false`": APFL(adaptive=False),
     'feddpa with `form = "T"` and `weighting = "fixed"`': FedDPA(form="T", weighting="fixed"),
-    "fedhft": FedHFT(warmup_rounds=1),
+    "fedhft": FedHFT(warmup_rounds=1, clusters=1),
 }
 
 
@@ -107,7 +107,7 @@ def test_the_documentation_has_every_method() -> None:
 def test_a_method_runs_that_the_documentation_says_to_run(name: str) -> None:
     method = RUN[name] if name in RUN else METHODS[name]()
     task = Task(kinds.backbone("classification"), method.adapt)
-    first = next(rounds(method, task, kinds.federation("classification", (9,)), PLAN))
+    first = next(rounds(method, task, kinds.federation("classification", (9, 4)), PLAN))
     assert first.privacy is not None
 
 
