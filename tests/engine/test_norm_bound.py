@@ -67,7 +67,9 @@ def with_cohort(plan: Plan = PLAN, **settings: Any) -> Plan:
     return replace(plan, cohort=replace(plan.cohort, **settings))
 
 
-@pytest.mark.parametrize("robust", [Robust(), Robust("multi-krum", keep=4)])
+@pytest.mark.parametrize(
+    "robust", [Robust(), pytest.param(Robust("multi-krum", keep=4), marks=pytest.mark.slow)]
+)
 def test_an_upload_far_above_the_others_is_left_out(robust: Robust) -> None:
     """Also of a mean that is taken as uploads come, and whatever on_divergence says. The round has
     the bits of one that goes on without a client whose upload is not finite."""

@@ -30,6 +30,7 @@ def test_the_page_the_table_and_the_readme_are_what_the_script_writes() -> None:
     assert README.read_text() == with_short(README.read_text(), found)
 
 
+@pytest.mark.slow
 def test_every_cell_is_planned_and_all_methods_of_a_data_set_have_as_many_trials() -> None:
     runs, trials = set(planned()), {(c.data, c.method): c.trials[1] for c in cells()}
     for data in DATA:

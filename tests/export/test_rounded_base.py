@@ -15,14 +15,8 @@ from fedtailor.cli.main import main
 from tests import kinds
 
 
-@pytest.mark.parametrize(
-    "rounded",
-    [
-        'quantise = "nf4"',
-        pytest.param('dtype = "bf16"', marks=pytest.mark.slow),
-        pytest.param('dtype = "bf16"\nquantise = "int8"', marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rounded", ['quantise = "nf4"', 'dtype = "bf16"\nquantise = "int8"'])
 def test_a_rounded_base_goes_everywhere(
     rounded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

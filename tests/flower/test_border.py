@@ -149,7 +149,7 @@ def counted(info: NodeInfo, train: int) -> NodeInfo:
     ("change", "reason"),
     [
         (
-            lambda info: replace(info, classes=tuple(f"class {k}" for k in range(1_000_000))),
+            lambda info: replace(info, classes=tuple(f"{k:01000}" for k in range(9_000))),
             "characters of text; at most",
         ),
         (lambda info: replace(info, classes=()), "its task is classification, and it has no class"),

@@ -55,7 +55,7 @@ def test_a_run_over_flower_is_the_run_in_one_process(name: str, tmp_path: Path) 
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
 
 
-@pytest.mark.parametrize("above", ["refuse", "clip"])
+@pytest.mark.parametrize("above", ["refuse", pytest.param("clip", marks=pytest.mark.slow)])
 def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> None:
     cohort = {"size": 3, "above_norm": above, "norm_factor": 1.0}
     chosen = experiment("fedper", rounds=4, cohort=cohort)

@@ -215,7 +215,10 @@ def last_round(method: Method, on: str, engine: EngineConfig = EngineConfig()) -
     return last
 
 
-@pytest.mark.parametrize(("on", "head"), [("digits", "head"), ("text", "classifier")])
+@pytest.mark.parametrize(
+    ("on", "head"),
+    [("digits", "head"), pytest.param("text", "classifier", marks=pytest.mark.slow)],
+)
 def test_training_the_head_alone_is_fedavg(on: str, head: str) -> None:
     sgd = Optimiser(lr=0.1, weight_decay=1e-3)
     theirs = last_round(FedAvg(layers=(head,), optimiser=sgd), on, EngineConfig(cache_mb=0))

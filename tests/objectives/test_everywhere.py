@@ -31,6 +31,10 @@ _FAST = ("multi-label", "instruct")  # a kind that gives numbers, and one that w
 _KINDS = [
     pytest.param(kind, marks=[] if kind in _FAST else pytest.mark.slow) for kind in OBJECTIVES
 ]
+_NUMBERS = [
+    pytest.param(kind, "fedsdg", marks=[] if kind == _FAST[0] else pytest.mark.slow)
+    for kind in OBJECTIVES
+]
 EVERY = pytest.mark.parametrize("kind", _KINDS)
 _FIELDS: dict[str, Any] = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
 _OTHERS = ("fedavg", "feddpa", "fedhft", "fedmerge", "fedsq", "pfedgate")
@@ -41,7 +45,7 @@ _PAIRS = [  # each kind with one method that all can train, and a sixth of the o
     )
     for number, kind in enumerate(OBJECTIVES)
     for at, label in enumerate(_OTHERS)
-] + [pytest.param(*one.values, "fedsdg", marks=one.marks) for one in _KINDS]  # fmt: skip
+] + _NUMBERS  # fmt: skip
 
 
 def lines(out: Path, label: str) -> list[dict[str, Any]]:

@@ -86,6 +86,7 @@ def test_rounds_that_are_run_again_come_out_the_same(
     assert contents(go_on(out)) == contents(whole)
 
 
+@pytest.mark.slow
 def test_a_finished_method_goes_back_too(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
