@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -55,7 +56,6 @@ class Progress:
         log: the file that gets every line.
         left: the rounds that are left of each trial, by label and seed.
         expected: seconds of a round by label, as far as known.
-        once: seconds that the first round of a trial takes beyond that, by label.
         done: the rounds that the run has from before.
     """
 
@@ -64,21 +64,14 @@ class Progress:
         log: Path,
         left: Mapping[tuple[str, int], int],
         expected: Mapping[str, float],
-        once: Mapping[str, float] | None = None,
         done: int = 0,
     ) -> None:
         self._log = log.open("a", encoding="utf-8")
         self._left: dict[str, int] = defaultdict(int)
-        self._trials: dict[str, int] = defaultdict(int)  # that have not begun
         for (label, _), rounds in left.items():
             self._left[label] += rounds
-            self._trials[label] += rounds > 0
-        self._expected = dict(expected)
-        self._once = {label: seconds for label, seconds in (once or {}).items() if seconds > 0}
-        self._more = 0.0  # seconds of the round under way that the next ones will not take
-        self._is_first = False  # whether that round is the first one of its trial
-        self._pace: dict[str, float] = {}  # seconds of a round, from the one under way
-        self._measured: dict[str, list[float]] = {}  # seconds and number of rounds, by label
+        self._pace = dict(expected)  # seconds of a round: as expected, or from the one under way
+        self._measured: dict[str, list[float]] = {}  # seconds of rounds, by label
         self._total = done + sum(self._left.values())
         self._begun = self._last_line = self._last_look = self._round_begun = time.monotonic()
         self._stage: Stage | None = None
@@ -106,8 +99,6 @@ class Progress:
         """The next trial begins, or goes on after round ``done``."""
         self._stage, self._number = stage, done
         self._evaluations, self._shown = (), ""
-        self._trials[stage.label] = max(0, self._trials[stage.label] - 1)
-        self._is_first, self._more = True, self._once.get(stage.label, 0.0)
         self._round_begun = time.monotonic()
         self._bar.set_description_str(stage.title, refresh=False)
         self._bar.set_postfix_str("", refresh=True)
@@ -130,7 +121,7 @@ class Progress:
         doing = "training" if work == "train" else "evaluation"
         text = f"{doing} {done}/{count}" if count else doing
         if work == "train" and count and done > 1:  # tells more than what one step took
-            self._keep_pace((now - self._round_begun) * count / done)
+            self._pace[self._stage.label] = (now - self._round_begun) * count / done
         if not self._bar.disable:
             self._bar.left = self._time_left(tqdm.format_interval) or "?"
             self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
@@ -143,12 +134,7 @@ class Progress:
         """A round is committed."""
         assert self._stage is not None
         now, stage = time.monotonic(), self._stage
-        self._keep_pace(now - self._round_begun)
-        if not self._more:
-            seconds = self._measured.setdefault(stage.label, [0.0, 0.0])
-            seconds[0] += now - self._round_begun
-            seconds[1] += 1
-        self._is_first, self._more = False, 0.0
+        self._measured.setdefault(stage.label, []).append(now - self._round_begun)
         self._round_begun, self._number = now, done.number
         self._left[stage.label] -= 1
         if done.evaluations:
@@ -158,15 +144,6 @@ class Progress:
             self._last_look = now
             self._show(done, is_due=is_due)
         self._bar.update()
-
-    def _keep_pace(self, seconds: float) -> None:
-        """The round under way takes so long in all; what a first round does once is kept apart."""
-        assert self._stage is not None
-        label = self._stage.label
-        once = self._once.get(label, 0.0) if self._is_first else 0.0
-        share = once / (once + self._expected[label]) if once else 0.0
-        self._more = share * seconds
-        self._pace[label] = seconds - self._more
 
     def _show(self, done: Round, *, is_due: bool) -> None:
         assert self._stage is not None
@@ -195,28 +172,16 @@ class Progress:
 
     def _time_left(self, shown: Callable[[float], str]) -> str:
         """The time of all rounds that are left; empty as long as nothing is known of it."""
-        is_known = self._expected or self._pace or self._measured
-        return shown(self._seconds_left()) if is_known else ""
+        return shown(self._seconds_left()) if self._pace or self._measured else ""
 
     def _seconds_left(self) -> float:
-        """The time of all rounds that are left, at each method's own pace; of one that has none yet
-        what was expected, in proportion to how the others keep to it, or else the mean pace of the
-        others."""
-        seconds = sum(total for total, _ in self._measured.values())
-        rounds = sum(count for _, count in self._measured.values())
-        mean = seconds / rounds if rounds else 0.0
-        expected = sum(self._expected.get(k, 0.0) * n for k, (_, n) in self._measured.items())
-        slower = seconds / expected if expected else 1.0
-        left = self._more + slower * sum(
-            self._once.get(k, 0.0) * n for k, n in self._trials.items()
-        )
-        for label, count in self._left.items():
-            total, measured = self._measured.get(label, (0.0, 0.0))
-            usual = slower * self._expected[label] if label in self._expected else mean
-            usual = self._pace.get(label, usual)
-            left += count * (total / measured if measured else usual)
-        now = time.monotonic()
-        return max(0.0, left - (now - self._round_begun))
+        """The time of all rounds that are left, at each method's own pace, or else at the mean pace
+        of the others."""
+        every = [seconds for of_label in self._measured.values() for seconds in of_label]
+        pace = self._pace | {label: mean(of) for label, of in self._measured.items()}
+        usual = mean(every) if every else 0.0
+        left = sum(count * pace.get(label, usual) for label, count in self._left.items())
+        return max(0.0, left - (time.monotonic() - self._round_begun))
 
     def __enter__(self) -> Self:
         return self
@@ -235,7 +200,7 @@ def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]
         if evaluation.split == "validation" and evaluation.model in names:
             if not any(evaluation.num_examples):
                 continue
-            mean = summary(evaluation, metric).mean
+            score = summary(evaluation, metric).mean
             share = is_percentage(metric)
-            scores[names[evaluation.model]] = f"{100 * mean:.1f}" if share else f"{mean:.3f}"
+            scores[names[evaluation.model]] = f"{100 * score:.1f}" if share else f"{score:.3f}"
     return scores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -99,15 +98,6 @@ class StartSummary:
     def expected(self) -> dict[str, float]:
         """Return the estimated seconds of a round by label."""
         return {one.label: one.round_seconds for one in self.methods}
-
-    def once(self) -> dict[str, float]:
-        """Return the seconds that the first round of a trial takes beyond that, by label."""
-        begun = Counter(trial.label for trial in self.trials if trial.left)
-        return {
-            one.label: one.cache_seconds / begun[one.label]
-            for one in self.methods
-            if begun[one.label]
-        }
 
     def lines(self) -> list[str]:
         """Return the summary as text."""

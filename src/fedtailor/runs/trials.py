@@ -101,9 +101,9 @@ def run_trials(
     bounds = {name: getattr(cohort, name) for name in BOUNDS}
     with locked(out):
         write_manifest(experiment, federations, out, todo)
-        expected, once = (summary.expected(), summary.once()) if summary else ({}, {})
+        expected = summary.expected() if summary else {}
         done = len(todo) * experiment.rounds - sum(left.values())
-        with Progress(out / LOG, left, expected, once, done) as progress:
+        with Progress(out / LOG, left, expected, done) as progress:
             if summary is not None and any(left.values()):
                 progress.say(*summary.lines())
             for seed, label in todo:
