@@ -28,7 +28,7 @@ from tests.report.conftest import write_run
 def check(attempt: Attempt, examples: int) -> None:
     """Try mutations; what is wrong with one ends in another error than RefusedError."""
 
-    @settings(max_examples=examples, deadline=10_000, database=None, derandomize=True)
+    @settings(max_examples=examples, deadline=60_000, database=None, derandomize=True)
     @given(st.randoms(use_true_random=False))
     def property_(rng: random.Random) -> None:
         with suppress(RefusedError):
