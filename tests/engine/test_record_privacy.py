@@ -163,6 +163,8 @@ def test_the_level_alone_is_no_privacy() -> None:
         PrivacyConfig("record")
     with pytest.raises(InputError, match="the largest norm of an example's gradient"):
         PrivacyConfig("record", noise=1.0)
+    with pytest.raises(InputError, match=r"privacy\.sampling = 'poisson' is for privacy\.level"):
+        PrivacyConfig("record", noise=1.0, clip=1.0, sampling="poisson")
 
 
 @pytest.mark.slow

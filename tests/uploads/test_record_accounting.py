@@ -77,6 +77,13 @@ def test_noise_that_is_solved_for_spends_what_was_asked(epsilon: float) -> None:
         assert account.spent(10).epsilon <= epsilon
 
 
+def test_a_budget_that_the_noise_does_not_keep_is_refused() -> None:
+    both = PrivacyConfig("record", epsilon=2.0, noise=1.0, clip=1.0)
+    with pytest.raises(InputError, match=r"10 rounds with privacy.noise = 1 spend epsilon \d"):
+        record_account(both, ((100, 0.08, 13),), 10)
+    assert record_account(both, ((100, 0.01, 1),), 10).noise == 1.0
+
+
 def test_tiny_noise_has_a_bound() -> None:
     spent = RecordAccount(0.02, 1e-3, 100, 0.5, 100, 100).spent(100)
     assert spent.epsilon > 1e6
