@@ -244,7 +244,7 @@ EXPERIMENT = ft.Experiment(
     local=ft.LocalConfig(batch_size=8, steps=1),
     cohort=CohortConfig(size=2),
     engine=EngineConfig("sequential"),
-    privacy=PrivacyConfig(epsilon=20.0, clip=0.5),
+    privacy=PrivacyConfig(epsilon=20.0, clip=0.5, secret=False),
 )
 
 
@@ -256,7 +256,7 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
     ft.run(EXPERIMENT, whole)
     shown = capsys.readouterr().err
     found = account(EXPERIMENT.privacy, 6, 2, 3)
-    assert f"privacy   {found.words(0.5)}; delta is 6^-1.1, by the number of clients" in shown
+    assert f"privacy   {found.words(0.5)}; delta is 6^-1.1, by the number of clients; for" in shown
     stop = {"summary": False, "scores": False}
     ft.run(EXPERIMENT, halved, on_round=lambda done: ft.STOP if done.number == 1 else None, **stop)
     ft.run(EXPERIMENT, halved, **stop)

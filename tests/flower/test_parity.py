@@ -74,7 +74,7 @@ def test_noise_with_the_same_secret_is_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the sites don't learn the secret, but what the run spends of their clients' privacy."""
-    spent = {"noise": 2.0, "clip": 0.1, "delta": 0.1, "sampling": "poisson", "secret": True}
+    spent = {"noise": 2.0, "clip": 0.1, "delta": 0.1, "sampling": "poisson"}
     chosen = experiment("fedbn", rounds=3, cohort={"size": 3}, privacy=spent)
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     direct = grid(chosen, tmp_path / "clients")
@@ -98,7 +98,7 @@ def test_noise_with_the_same_secret_is_the_same(
 
 
 def test_over_flower_noise_from_the_seed_is_refused(tmp_path: Path) -> None:
-    chosen = experiment("fedbn", privacy={"noise": 2.0, "clip": 0.1})
+    chosen = experiment("fedbn", privacy={"noise": 2.0, "clip": 0.1, "secret": False})
     with pytest.raises(ft.InputError, match=r"set privacy\.secret = true"):
         serve(
             grid(chosen, tmp_path / "c"), chosen, tmp_path / "far", backbone=digits_backbone(),

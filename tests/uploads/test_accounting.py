@@ -170,7 +170,7 @@ def test_where_sampling_gains_nothing_the_bound_of_all_clients_counts() -> None:
         ({"epsilon": 8.0}, "privacy.clip is missing"),
         ({"clip": 1.0}, "privacy has neither epsilon nor noise"),
         ({"delta": 1e-5}, "privacy has neither epsilon nor noise"),
-        ({"secret": True}, "privacy has neither epsilon nor noise"),
+        ({"secret": False}, "privacy has neither epsilon nor noise"),
     ],
 )
 def test_settings_that_say_too_little_or_too_much(fields: dict[str, float], said: str) -> None:

@@ -105,7 +105,8 @@ def _privacy(plan: Plan, federation: Federation) -> str:
     if account is None or clip is None:
         return ""
     usual = f"; {account.usual_delta}" if plan.privacy.delta is None else ""
-    return account.words(clip) + usual
+    known = "" if plan.privacy.secret else "; for experiments alone: the seed tells the noise"
+    return account.words(clip) + usual + known
 
 
 def _texts(plan: Plan, federation: Federation) -> str:

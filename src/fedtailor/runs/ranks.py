@@ -7,6 +7,7 @@ the next trial to the others, which do their share of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Any
@@ -36,7 +37,7 @@ class LeadingRank:
     def begin(self, trial: TrialRun) -> None:
         """Tell the other ranks which trial is next."""
         seed = model_seed(trial.store.path, trial.seed)
-        self._group.broadcast((trial.seed, trial.label, seed))
+        self._group.broadcast((trial.seed, trial.label, seed, trial.federation.secret))
 
     def executor(self, works: Mapping[str, Work]) -> RankExecutor:
         """What shares a trial's work over all ranks."""
@@ -65,8 +66,9 @@ def follow_trials(inputs: Inputs, group: ProcessGroup) -> None:
     """On every rank but the first: do a share of each trial, until none is left."""
     plan = inputs.experiment.plan
     while (trial := group.receive()) is not None:
-        seed, label, model_seed = trial
-        method, federation = inputs.experiment.methods[label], inputs.federations[seed]
+        seed, label, model_seed, secret = trial
+        method = inputs.experiment.methods[label]
+        federation = replace(inputs.federations[seed], secret=secret)
         task = inputs.task(method, model_seed)
         keep_freed_memory()
         federation = as_trained(method, task, federation, plan)

@@ -111,7 +111,7 @@ def run_trials(
                 select = chosen_by or federation.dataset.objective.selects
                 place = trial_folder(out, label, seed)
                 store = TrialStore(place, experiment.rounds, select, federation.names)
-                if experiment.privacy.secret:
+                if experiment.privacy.is_active and experiment.privacy.secret:
                     federation = replace(federation, secret=secret_of(place))
                 trial = TrialRun(
                     label, seed, method, federation, store, select, progress, bounds,

@@ -63,8 +63,9 @@ class PrivacyConfig:
     sampling: Literal["fixed", "poisson"] = "fixed"
     # of two federations that must not be told apart: a client's data are others, or are not there
     neighbours: Neighbours = "replace"
-    # noise and cohorts follow from a random number that the server keeps, not from the seed
-    secret: bool = False
+    # noise and cohorts follow from a random number that the server keeps; else from the seed, which
+    # may be guessed, and gives every run the same noise
+    secret: bool = True
 
     def __post_init__(self) -> None:
         if self.is_active and self.clip is None:
