@@ -270,7 +270,13 @@ def each_family(name: str, number: int) -> bool:
     return name in FAMILIES or (list(METHODS).index(name) + number) % 4 == 0
 
 
-@pytest.mark.parametrize("on", OBJECTIVES)
+@pytest.mark.parametrize(
+    "on",
+    [
+        pytest.param(kind, marks=[] if kind in ("classification", "instruct") else pytest.mark.slow)
+        for kind in OBJECTIVES
+    ],
+)
 def test_methods_that_cannot_train_a_kind_of_task_say_so_by_name(on: str, cases: Cases) -> None:
     for name in METHODS:
         case = cases(name, on)

@@ -37,7 +37,12 @@ def _server(kind: str, executor: Any, pack: bool, **settings: Any) -> Any:
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("instruct", {}), ("causal-lm", {"micro_batch": 3, "checkpointing": True})],
+    [
+        ("instruct", {}),
+        pytest.param(
+            "causal-lm", {"micro_batch": 3, "checkpointing": True}, marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_a_packed_run_gives_the_same(kind: str, settings: Any, executor: str) -> None:
     plain, packed = (_server(kind, executor, False), _server(kind, executor, True, **settings))
