@@ -28,19 +28,20 @@ from tabulate import tabulate
 from fedtailor.uploads.secure.config import SecureAggregationConfig
 from fedtailor.uploads.secure.fixed_point import encoded
 from fedtailor.uploads.secure.keys import add_masks
-from fedtailor.uploads.secure.messages import Masks, Setting
+from fedtailor.uploads.secure.messages import Masks, Setting, Weighing
 from fedtailor.uploads.secure.server import Exchange
 from fedtailor.uploads.secure.simulation import Simulation
 
 RESULT = Path(__file__).parent / "results" / "secure_aggregation-cpu.md"
 CLIENTS, VALUES = 100, 137_000
+EQUAL = Weighing(lambda client: 1, lambda own, total, count: own / total)
 
 
 class Measured(Simulation):
     """Clients that leave before they share, and what all of them have cost."""
 
     def __init__(self, gone: Sequence[int]) -> None:
-        super().__init__(SecureAggregationConfig(0.6), None)
+        super().__init__(SecureAggregationConfig(0.6), EQUAL)
         self.gone, self.seconds = gone, 0.0
         self.bytes = {"up": 0, "down": 0}
 
@@ -73,7 +74,7 @@ def measure(leave: float, neighbours: int | None) -> list[Any]:
     clients = Measured(early)
     exchange = Exchange(Setting("run/1", tuple(range(CLIENTS)), config), clients)
     begin = time.process_time()
-    masks = exchange.open(range(CLIENTS), lambda those: dict.fromkeys(those, 1 / len(those)))
+    masks = exchange.open(range(CLIENTS), EQUAL)
     there, total = sorted(masks.keys() - {*late}), np.zeros(VALUES, np.uint32)
     values = rng.normal(0, 0.01, VALUES)
     for k in masks:

@@ -42,13 +42,13 @@ def server(out: Path) -> Any:
 
 
 def test_a_run_is_the_one_in_one_process_and_leaves_no_secrets(tmp_path: Path) -> None:
-    chosen = masked()
+    chosen = masked(rounds=1)
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     direct = grid(chosen, tmp_path / "clients")
     out = far(direct, chosen, tmp_path / "far")
     assert history(near) == history(out)
     assert same_bits(server(near), server(out))
-    plain = experiment("fedbn", rounds=2, cohort={"size": 4, "above_norm": "keep"})
+    plain = experiment("fedbn", rounds=1, cohort={"size": 4, "above_norm": "keep"})
     in_clear = ft.run(plain, tmp_path / "plain", data=DIGITS, backbone=digits_backbone()).path
     for name, value in server(in_clear).items():
         assert float((value - server(out)[name]).abs().max()) < 1e-6
@@ -113,6 +113,7 @@ def test_another_signing_key_of_a_client_is_refused(
     assert "client 1 signs with another key than before" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_weights_by_the_mean_are_the_same_and_the_sites_keep_no_update(tmp_path: Path) -> None:
     options = {"rounds": 1, "cohort": {"size": 4}, "secure_aggregation": {"threshold": 0.6}}
     chosen = experiment("fedsdg", **options)

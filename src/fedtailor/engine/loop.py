@@ -185,16 +185,9 @@ class Loop:
         """What clients need whose uploads the server is not to see; empty where it may."""
         if not self.chain.hidden:
             return {}
-
-        def weigh(clients: Sequence[int]) -> dict[int, float]:
-            cohort = cohort_of(self.federation, number, tuple(clients))
-            weighed = cohort.with_max_share(self.plan.max_share(self.federation))
-            weights = checked_weights(self.method, weighed).tolist()
-            return dict(zip(clients, weights, strict=True))
-
         drawn = draw_cohort(self.method, self.federation, self.plan, number)
         present = [member.client for member in members]
-        return self.chain.open(self.chain.at({}, number, tuple(drawn)), present, weigh)
+        return self.chain.open(self.chain.at({}, number, tuple(drawn)), present)
 
     def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,

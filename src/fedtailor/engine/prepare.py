@@ -17,7 +17,7 @@ from ..data.example_cache import ExampleCache
 from ..data.federation import Federation
 from ..data.table import Dataset, Images, Ragged, Tokens
 from ..errors import InputError
-from ..method import Cohort, Method, Server
+from ..method import Cohort, Method, Server, checked_weights
 from ..objectives.objective import MetricFunction
 from ..optim import ClientContext
 from ..params import Batch, Params, aligned, to_device
@@ -31,7 +31,7 @@ from ..uploads.packing import Packing
 from ..uploads.private import Private
 from ..uploads.record_accounting import RecordAccount
 from ..uploads.robust import RobustRule
-from ..uploads.secure.messages import Clients
+from ..uploads.secure.messages import Clients, Weighing
 from ..uploads.staleness import Staleness
 from .client import ClientEvaluation, ClientUpdate, StepNoise, Training, client_round
 from .config import Plan
@@ -96,7 +96,7 @@ def upload_chain(
     if private is not None or plan.secure_aggregation.is_active:
         above = "keep"
     bound = cohort.max_norm, cohort.norm_factor, cohort.norm_quantile
-    masks = _secure(method, task, plan, masking, from_update=private is not None)
+    masks = _secure(method, task, federation, plan, masking, from_update=private is not None)
     links: list[Link | None] = [
         RobustRule(robust, method.name) if robust.is_active else None,
         NormBound(above, *bound, recent_norms) if above != "keep" else None,
@@ -112,7 +112,13 @@ def upload_chain(
 
 
 def _secure(
-    method: Method, task: Task, plan: Plan, masking: Clients | None, *, from_update: bool
+    method: Method,
+    task: Task,
+    federation: Federation,
+    plan: Plan,
+    masking: Clients | None,
+    *,
+    from_update: bool,
 ) -> Link | None:
     """The link that masks uploads, if the plan has it; of methods that average, and pack nothing.
     Raises InputError where its package is missing."""
@@ -128,7 +134,23 @@ def _secure(
     config, own_weight = plan.secure_aggregation, None
     if method.weighs_by_mean:
         own_weight = partial(method.own_weight, task)
-    return Secure(config, masking or Simulation(config, own_weight), from_update, own_weight)
+    weigh = weighing(method, federation, plan)
+    clients = masking or Simulation(config, weigh, own_weight)
+    return Secure(config, clients, weigh, from_update, own_weight)
+
+
+def weighing(method: Method, federation: Federation, plan: Plan) -> Weighing:
+    """How clients weigh themselves whose updates are masked: by `Method.client_weights` of their
+    own number of examples and of as many other clients as there are, all with the same number."""
+
+    def weight(own: int, total: int, count: int) -> float:
+        each = (total - own) / (count - 1)
+        sizes = torch.tensor([own, *[each] * (count - 1)], dtype=torch.float64)
+        key, limit = random.key(federation.seed, "aggregate"), plan.max_share(federation)
+        cohort = Cohort(tuple(range(count)), sizes, 1, key, federation.num_clients)
+        return float(checked_weights(method, cohort.with_max_share(limit))[0])
+
+    return Weighing(federation.num_examples, weight)
 
 
 def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:

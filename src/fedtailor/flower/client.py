@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from ..data import Data, Dataset
 from ..data.federation import Federation
 from ..engine.metrics import Metrics
-from ..engine.prepare import as_trained, client_works, first_server, first_states
+from ..engine.prepare import as_trained, client_works, first_server, first_states, weighing
 from ..errors import DivergedError, InputError, unknown
 from ..objectives.objective import MetricFunction
 from ..params import Params, to_device
@@ -226,7 +226,10 @@ class Site:
         secure = self.experiment.secure_aggregation.is_active and not alone
         if not secure or message.kind not in ("train", "reweigh"):
             return None
-        masks: Masks = self._sides(folder).step(message, request.client, request.order)
+        training = session.works.train
+        weigh = weighing(training.method, training.federation, session.plan)
+        sides = replace(self._sides(folder), weighing=weigh)
+        masks: Masks = sides.step(message, request.client, request.order)
         return masks
 
     def _sides(self, folder: Path) -> SiteMasks:

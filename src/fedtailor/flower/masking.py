@@ -30,7 +30,7 @@ from ..store.files import read_json, write_json
 from ..uploads.secure.client import Side
 from ..uploads.secure.config import SecureAggregationConfig
 from ..uploads.secure.keys import ProtocolError, agreed, private_key
-from ..uploads.secure.messages import WEIGHT, Held, Masks, Order, Setting
+from ..uploads.secure.messages import WEIGHT, Held, Masks, Order, Setting, Weighing
 from .codec import WireError
 from .messages import STEPS, ClientReply, Masking, MaskingReply, RoundRequest
 from .schema import check_form
@@ -58,6 +58,7 @@ class SiteMasks:
     config: SecureAggregationConfig
     home: Path
     folder: Path
+    weighing: Weighing | None = None  # for clients that send values
 
     def step(self, message: RoundRequest, client: int, order: Order | None = None) -> Any:
         """Take the step that a message asks of a client: a `MaskingReply`, or with an ``order`` to
@@ -75,6 +76,7 @@ class SiteMasks:
             client,
             self._key.sign,
             self._known(told),
+            self.weighing,
         )
         path = self.folder / f"masks-{client}.json"
         kept = Kept(0, (), None)

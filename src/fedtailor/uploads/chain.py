@@ -11,7 +11,6 @@ from .collected import Uploads
 from .secure.messages import Masks
 
 Needs = Literal["sums", "uploads", "stack"]
-Weigh = Callable[[Sequence[int]], Mapping[int, float]]  # clients' weights in their mean
 _NEEDS: tuple[Needs, ...] = ("sums", "uploads", "stack")
 
 
@@ -66,7 +65,7 @@ class Link:
         """At the client: its upload as this link sends it."""
         return upload
 
-    def open(self, at: UploadContext, present: Sequence[int], weigh: Weigh) -> Mapping[int, Masks]:
+    def open(self, at: UploadContext, present: Sequence[int]) -> Mapping[int, Masks]:
         """Begin a round at the server, for which ``at.clients`` were drawn: what the `send` of each
         client needs that may train, of those ``present``."""
         return {}
@@ -131,8 +130,8 @@ class Chain(Link):
             upload = link.send(upload, at)
         return upload
 
-    def open(self, at: UploadContext, present: Sequence[int], weigh: Weigh) -> Mapping[int, Masks]:
-        opened = (link.open(at, present, weigh).items() for link in self.links)
+    def open(self, at: UploadContext, present: Sequence[int]) -> Mapping[int, Masks]:
+        opened = (link.open(at, present).items() for link in self.links)
         return {client: masks for of_link in opened for client, masks in of_link}
 
     def receive(self, upload: Params, at: UploadContext) -> Params:

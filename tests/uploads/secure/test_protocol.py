@@ -15,18 +15,19 @@ from fedtailor.uploads.secure.client import Side
 from fedtailor.uploads.secure.config import SecureAggregationConfig
 from fedtailor.uploads.secure.fixed_point import OutOfRangeError, decoded, encoded, step
 from fedtailor.uploads.secure.keys import ProtocolError, add_masks
-from fedtailor.uploads.secure.messages import Masks, Setting
+from fedtailor.uploads.secure.messages import Masks, Setting, Weighing
 from fedtailor.uploads.secure.server import Exchange
 from fedtailor.uploads.secure.simulation import Simulation
 
 RANGE = 4.0
+WEIGHING = Weighing(lambda client: 1 + client % 5, lambda own, total, count: own / total)
 
 
 class Leaving(Simulation):
     """Clients of which some are gone from a step on."""
 
     def __init__(self, gone: Mapping[str, Sequence[int]]) -> None:
-        super().__init__(SecureAggregationConfig(0.6), None)
+        super().__init__(SecureAggregationConfig(0.6), WEIGHING)
         self.gone = gone
 
     def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Mapping[int, Any]:
@@ -39,11 +40,6 @@ def exchange(
 ) -> Exchange:
     setting = Setting("run/1", tuple(range(clients)), SecureAggregationConfig(**config))
     return Exchange(setting, Leaving(gone or {}))
-
-
-def weigh(clients: Sequence[int]) -> dict[int, float]:
-    total = sum(1 + k % 5 for k in clients)
-    return {k: (1 + k % 5) / total for k in clients}
 
 
 def masked(values: np.ndarray, masks: Masks) -> np.ndarray:
@@ -62,7 +58,7 @@ def test_the_sum_is_exact_to_a_step_with_a_third_of_the_clients_gone(
     gone = rng.permutation(clients)[: int(0.3 * clients)].tolist()
     early, late = gone[: len(gone) // 2], gone[len(gone) // 2 :]
     round_ = exchange(clients, {"share": early}, threshold=0.6, neighbours=neighbours)
-    masks = round_.open(range(clients), weigh)
+    masks = round_.open(range(clients), WEIGHING)
     assert sorted(masks) == sorted({*range(clients)} - {*early})
     values = rng.uniform(-RANGE, RANGE, (clients, 40))
     values[:, 0], values[:, 1] = RANGE, -RANGE  # the largest sums that can be
@@ -82,18 +78,18 @@ def test_the_sum_is_exact_to_a_step_with_a_third_of_the_clients_gone(
 def test_too_few_clients_are_refused_at_every_step() -> None:
     def run(gone: str) -> None:
         round_ = exchange(10, {gone: range(5)}, threshold=0.7)
-        round_.open(range(10), weigh)
+        round_.open(range(10), WEIGHING)
         round_.close(range(10))
 
     for name, said in (("keys", "keys"), ("share", "shares"), ("sign_list", "signatures")):
         with pytest.raises(TooFewUploadsError, match=f"{said} of 5 of 10 clients are there; 7 mu"):
             run(name)
     round_ = exchange(10, threshold=0.7)
-    round_.open(range(10), weigh)
+    round_.open(range(10), WEIGHING)
     with pytest.raises(TooFewUploadsError, match="values of 6 of 10 clients are there"):
         round_.close(range(6))
     late = exchange(10, {"reveal": range(4)}, threshold=0.7)
-    late.open(range(10), weigh)
+    late.open(range(10), WEIGHING)
     with pytest.raises(TooFewUploadsError, match="6 shares of client 0's masks are there, 7 are"):
         late.close(range(10))
 
@@ -101,7 +97,7 @@ def test_too_few_clients_are_refused_at_every_step() -> None:
 def test_lists_that_differ_are_caught_before_any_share_is_told() -> None:
     """The server tells half of the clients that client 0 has left, to get both of its secrets."""
     round_ = exchange(6, threshold=0.6)
-    round_.open(range(6), weigh)
+    round_.open(range(6), WEIGHING)
     ask, setting = round_.clients.ask, round_.setting
     lists = {k: tuple(range(6)) if k < 3 else tuple(range(1, 6)) for k in range(6)}
     signatures = tuple(ask("sign_list", setting, lists).items())
@@ -112,9 +108,29 @@ def test_lists_that_differ_are_caught_before_any_share_is_told() -> None:
         ask("sign_list", setting, {0: lists[5]})
 
 
+def test_a_server_that_lets_one_client_count_alone_gets_no_sum() -> None:
+    """It tells the others of far more examples than there are, so that they count for nothing."""
+
+    class Unfair(Leaving):
+        def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Any:
+            if step == "mask":
+                more = {k: replace(m, total=10**9) for k, m in messages.items() if k != 0}
+                messages = {**messages, **more}
+            return super().ask(step, setting, messages)
+
+    round_ = exchange(5, threshold=0.6)
+    round_.clients = Unfair({})
+    masks = round_.open(range(5), WEIGHING)
+    assert masks[0].weight == 1 / 15
+    assert masks[1].weight < 1e-8
+    whole = np.arange(9, dtype=np.uint32)
+    total = sum(masked(whole, one) for one in masks.values())
+    assert not (masked(total, round_.close(range(5))) == 5 * whole).any()  # type: ignore[arg-type]
+
+
 def test_a_client_tells_one_of_the_two_shares_of_each_peer_and_then_forgets() -> None:
     round_ = exchange(5, threshold=0.6)
-    round_.open(range(5), weigh)
+    round_.open(range(5), WEIGHING)
     held = dict(round_.clients._held)  # type: ignore[attr-defined]
     told = {}
     ask, setting, there = round_.clients.ask, round_.setting, (0, 1, 2, 3)
@@ -140,9 +156,9 @@ def test_keys_that_another_one_has_signed_are_refused() -> None:
 
 def test_another_round_has_other_masks_and_its_signatures_do_not_count() -> None:
     one = exchange(3, threshold=0.6)
-    first = one.open(range(3), weigh)
+    first = one.open(range(3), WEIGHING)
     again = Exchange(replace(one.setting, name="run/2"), one.clients)
-    second = again.open(range(3), weigh)
+    second = again.open(range(3), WEIGHING)
     assert not {*first[0].plus, *first[0].minus} & {*second[0].plus, *second[0].minus}
     ask, there = one.clients.ask, (0, 1, 2)
     signed = ask("sign_list", one.setting, dict.fromkeys(there, there))

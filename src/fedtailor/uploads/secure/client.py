@@ -24,7 +24,7 @@ from .keys import (
     public_key,
     sealed,
 )  # fmt: skip
-from .messages import Held, Keys, Masks, Order, Setting, Texts, keys_text, list_text
+from .messages import Held, Keys, Masks, Order, Setting, Texts, Weighing, keys_text, list_text
 
 _HALF = 32  # bytes of a share
 
@@ -38,6 +38,7 @@ class Side:
     client: int
     sign: Callable[[bytes], bytes]
     known: Callable[[int], bytes]
+    weighing: Weighing | None = None  # for its values
 
     def keys(self, held: None, message: None) -> tuple[Held, Keys]:
         """Make the round's secrets; its public keys."""
@@ -90,13 +91,18 @@ class Side:
             raise ProtocolError("shares of the wrong clients")
         if len(senders) + 1 < self.setting.needed:
             raise ProtocolError(f"shares of {len(senders)} neighbours are too few")
-        if not 0 <= message.weight <= 1:
-            raise ProtocolError(f"the weight is {message.weight}; allowed: 0 to 1")
+        total, count, weighing = message.total, message.count, self.weighing
+        assert weighing is not None
+        own = weighing.examples(self.client)
+        if not own <= total or not 2 <= count <= len(self.setting.clients):
+            raise ProtocolError(f"{total} examples of {count} clients can't be")
         key, plus, minus = private_key(held.mask), [own_seed(held.own)], list[str]()
         for other in senders:
-            seed = pair_seed(self.setting, key, keys[other].mask, self.client, other)
+            pair = self.client, other
+            seed = pair_seed(self.setting, key, keys[other].mask, pair, (total, count))
             (plus if self.client < other else minus).append(seed)
-        masks = Masks(message.weight, len(self.setting.clients), tuple(plus), tuple(minus))
+        weight = weighing.weight(own, total, count)
+        masks = Masks(weight, len(self.setting.clients), tuple(plus), tuple(minus))
         return replace(held, shares=(*held.shares, *message.shares)), masks
 
     def sign_list(self, held: Held, message: tuple[int, ...]) -> tuple[Held, str]:
@@ -141,9 +147,17 @@ class Side:
         return None, tuple(told)
 
 
-def pair_seed(setting: Setting, key: X25519PrivateKey, other: str, u: int, v: int) -> str:
-    """The seed of the mask that two clients have in common."""
-    return derived(agreed(key, other), setting.pair("mask", min(u, v), max(u, v))).hex()
+def pair_seed(
+    setting: Setting,
+    key: X25519PrivateKey,
+    other: str,
+    pair: tuple[int, int],
+    told: tuple[int, int],
+) -> str:
+    """The seed of the mask that two clients have in common who were ``told`` the same total and
+    count."""
+    purpose = setting.pair(f"mask {told[0]} {told[1]}", min(pair), max(pair))
+    return derived(agreed(key, other), purpose).hex()
 
 
 def own_seed(own: str) -> str:

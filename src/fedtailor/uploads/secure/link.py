@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ...errors import TooFewUploadsError
 from ...params import Params, flat, unflat
-from ..chain import Link, UploadContext, Weigh
+from ..chain import Link, UploadContext
 from ..collected import UploadSum
 from .config import SecureAggregationConfig
 from .fixed_point import decoded, encoded
 from .keys import add_masks
-from .messages import WEIGHT, Clients, Masks, OwnWeight, Setting
+from .messages import WEIGHT, Clients, Masks, OwnWeight, Setting, Weighing
 from .server import Exchange
 
 
@@ -29,15 +29,16 @@ class Secure(Link):
 
     config: SecureAggregationConfig
     clients: Clients
+    weighing: Weighing
     from_update: bool = False
     own_weight: OwnWeight | None = None
     exchange: Exchange | None = field(default=None, init=False)
 
     hides = True
 
-    def open(self, at: UploadContext, present: Sequence[int], weigh: Weigh) -> Mapping[int, Masks]:
+    def open(self, at: UploadContext, present: Sequence[int]) -> Mapping[int, Masks]:
         self.exchange = self._exchange(at)
-        return self.exchange.open(present, weigh)
+        return self.exchange.open(present, self.weighing)
 
     def keep(self, client: int, upload: Params) -> None:
         self.clients.keep(client, upload)
@@ -68,8 +69,8 @@ class Secure(Link):
     def _weighed(self, mean: Params, at: UploadContext) -> Params:
         """The mean by the clients' own weights, from sums of a second pass among those that are
         there: of the weights, and of the updates times these. 0 where all weights are."""
-        exchange, count = self._exchange(at), len(at.clients)
-        masks = exchange.open(at.clients, lambda those: dict.fromkeys(those, 1 / count))
+        exchange = self._exchange(at)
+        masks = exchange.open(at.clients, self.weighing)
         mean = {name: value.float() for name, value in mean.items()}
         sent, total = self.clients.reweigh(exchange.setting, masks, mean), UploadSum()
         for place, client in enumerate(sorted(sent)):

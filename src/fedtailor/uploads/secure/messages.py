@@ -73,10 +73,22 @@ class Keys:
 
 @dataclass(frozen=True)
 class Order:
-    """A client's ``weight`` in the cohort's mean, and the shares for it, by who has sealed them."""
+    """What a client works out its own weight from, the ``total`` of the examples of so many
+    clients, ``count``; and the shares for it, by who has sealed them."""
 
-    weight: float
+    total: int
+    count: int
     shares: Texts
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How many examples a client has, and its weight in the mean by that number, the total and the
+    count. Each client weighs itself: were weights the server's to say, it could let one client
+    count alone. Masks depend on total and count, so that all must have been told the same."""
+
+    examples: Callable[[int], int]
+    weight: Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True)

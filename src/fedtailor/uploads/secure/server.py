@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import TooFewUploadsError
 from . import shamir
 from .client import own_seed, pair_seed
 from .keys import SECRET, private_key, public_key
-from .messages import Clients, Keys, Masks, Order, Setting, Texts
+from .messages import Clients, Keys, Masks, Order, Setting, Texts, Weighing
 
 
 @dataclass
@@ -21,9 +21,7 @@ class Exchange:
     clients: Clients
     weights: Mapping[int, float] = field(default_factory=dict)
 
-    def open(
-        self, present: Sequence[int], weigh: Callable[[Sequence[int]], Mapping[int, float]]
-    ) -> Mapping[int, Masks]:
+    def open(self, present: Sequence[int], weighing: Weighing) -> Mapping[int, Masks]:
         """Exchange keys and shares with the clients that are ``present``; what goes with the
         request to each client that may train. Raises TooFewUploadsError where they are too few."""
         setting, ask = self.setting, self.clients.ask
@@ -39,8 +37,10 @@ class Exchange:
             for v, text in shares[u]:
                 if v in given and v in near[u]:
                     given[v].append((u, text))
-        self.weights = weigh(sorted(shares))
-        orders = {u: Order(self.weights[u], tuple(texts)) for u, texts in given.items()}
+        sizes = {u: weighing.examples(u) for u in sorted(shares)}
+        self._told = total, count = sum(sizes.values()), len(sizes)
+        self.weights = {u: weighing.weight(size, total, count) for u, size in sizes.items()}
+        orders = {u: Order(total, count, tuple(texts)) for u, texts in given.items()}
         return ask("mask", setting, orders)
 
     def close(self, there: Sequence[int]) -> Masks:
@@ -68,7 +68,7 @@ class Exchange:
                 raise TooFewUploadsError(f"the shares of client {gone}'s key don't give that key")
             key = private_key(secret)
             for u in near:  # u has added the mask if it comes first
-                seed = pair_seed(setting, key, self._keys[u].mask, u, gone)
+                seed = pair_seed(setting, key, self._keys[u].mask, (u, gone), self._told)
                 (minus if u < gone else plus).append(seed)
         weight = sum(self.weights[u] for u in there)
         return Masks(weight, len(setting.clients), tuple(plus), tuple(minus))

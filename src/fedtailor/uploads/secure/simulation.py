@@ -12,7 +12,7 @@ from ...params import Params, clone
 from .client import Side
 from .config import SecureAggregationConfig
 from .link import reweighed
-from .messages import Held, OwnWeight, Setting
+from .messages import Held, OwnWeight, Setting, Weighing
 
 
 class Simulation:
@@ -20,8 +20,13 @@ class Simulation:
 
     name = "simulation"
 
-    def __init__(self, config: SecureAggregationConfig, own_weight: OwnWeight | None) -> None:
-        self._config, self._own_weight = config, own_weight
+    def __init__(
+        self,
+        config: SecureAggregationConfig,
+        weighing: Weighing,
+        own_weight: OwnWeight | None = None,
+    ) -> None:
+        self._config, self._weighing, self._own_weight = config, weighing, own_weight
         self._uploads: dict[int, Params] = {}
         self._held: dict[int, Held | None] = {}
         self._key = lru_cache(None)(lambda client: Ed25519PrivateKey.generate())
@@ -29,7 +34,7 @@ class Simulation:
     def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Mapping[int, Any]:
         answers = {}
         for client, message in messages.items():
-            side = Side(setting, client, self._key(client).sign, self._public)
+            side = Side(setting, client, self._key(client).sign, self._public, self._weighing)
             held = None if step == "keys" else self._held[client]
             self._held[client], answers[client] = getattr(side, step)(held, message)
         return answers
