@@ -197,7 +197,7 @@ def train(
     def plain_gradient(
         theta: Params, batch: Batch, key: Tensor
     ) -> tuple[Params, tuple[Tensor, Params]]:
-        return _gradient(partial(objective, batch, key), theta)
+        return _gradient(partial(objective, batch, key), theta, keep=_is_tracked(batch))
 
     def gradient_at(theta: Params, batch: Batch, key: Tensor) -> tuple[Params, Tensor, Params]:
         if noise is None:
@@ -254,9 +254,12 @@ def _sum(
 
 
 def _gradient(
-    objective: Callable[[Params], tuple[Tensor, tuple[Tensor, Params]]], theta: Params
+    objective: Callable[[Params], tuple[Tensor, tuple[Tensor, Params]]],
+    theta: Params,
+    keep: bool = False,
 ) -> tuple[Params, tuple[Tensor, Params]]:
-    """The objective's gradient by ``theta``, and the objective's second result.
+    """The objective's gradient by ``theta``, and the objective's second result; with ``keep`` the
+    gradient has derivatives, too.
 
     Plain autograd frees every activation in the backward pass, which torch.func.grad does not. Only
     inside a transform, where no tensor can be a leaf, torch.func is used.
@@ -268,14 +271,21 @@ def _gradient(
             )
         with phase("backward"):
             one = torch.ones_like(value)
-            (gradient,) = pull_back(one, retain_graph=False, create_graph=False)
+            (gradient,) = pull_back(one, retain_graph=keep, create_graph=keep)
         return gradient, second
     leaves = {name: v.detach().requires_grad_() for name, v in theta.items()}
     with phase("forward"), torch.enable_grad():
         value, (loss, buffers) = objective(leaves)
     with phase("backward"):
-        slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+        slopes = torch.autograd.grad(
+            value, list(leaves.values()), create_graph=keep, materialize_grads=True
+        )
     return dict(zip(leaves, slopes, strict=True)), (loss.detach(), buffers)
+
+
+def _is_tracked(batch: Batch) -> bool:
+    """Whether a step is to be differentiated by the batch."""
+    return any(value.requires_grad for value in batch.values())
 
 
 def proximal(anchor: Params, mu: float) -> Callable[[Params], Tensor]:
