@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "report": GROUND | {"objectives", "store"},
     "runs": ENGINE | {"layers", "models", "methods", "engine", "store", "uploads"},
     "inference": ENGINE | {"engine", "report", "runs", "store"},
+    "audit": ENGINE | {"runs", "engine", "store", "uploads"},
     "trackers": GROUND | {"report", "store"},
     "watch": GROUND | {"objectives", "report", "store", "trackers"},
     "serving": ENGINE | {"runs", "inference", "watch"},
@@ -46,7 +47,8 @@ MAY_IMPORT = {
     "deploy": GROUND | {"data", "runs", "export", "flower", "store"},
     "cli": GROUND
     | {"objectives", "data", "models", "method", "methods", "engine", "report", "runs", "store"}
-    | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice", "serving"},
+    | {"inference", "export", "trackers", "watch", "testing", "deploy", "advice", "serving"}
+    | {"audit"},
     "__main__": {"cli"},
 }
 

@@ -31,6 +31,7 @@ _COMMANDS = {  # by name, each in a file of its own
     "tune": "search for settings on validation data",
     "predict": "use a model of a finished run",
     "serve": "answer OpenAI's clients with a run's language models",
+    "audit": "say in numbers how much a run's models tell of its data",
     "onboard": "let a new client join a finished run",
     "export": "write a model of a finished run for use without this library",
     "track": "give an experiment tracker what a run has committed",

@@ -1,0 +1,1 @@
+"""How much a finished run's models tell of its clients' data: attacks, one file each."""

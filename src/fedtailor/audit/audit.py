@@ -1,0 +1,89 @@
+"""All attacks on one method of a finished run, within a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+from ..runs.trained import TrainedMethod
+from ..store.read import read
+from .canaries import by_canaries
+from .finding import Deadline, Finding
+from .inversion import by_inversion
+from .likelihood import by_likelihood, check_shadows
+from .membership import Rows, States, by_loss
+
+_CANARIES = 400  # in all repeated runs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of each attack there is: ``shadows`` runs (0: none), ``batches`` of ``batch_size``
+    rows that are inverted in ``steps``, and ``canaries``; ``minutes`` bound them together."""
+
+    shadows: int = 0
+    batches: int = 4
+    batch_size: int = 1
+    steps: int = 300
+    canaries: int = _CANARIES
+    minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("shadows", 0, 10_000), ("batches", 0, 1000), ("batch_size", 1, 1000),
+            ("steps", 1, 1_000_000), ("canaries", 0, 1_000_000), ("minutes", 0, 1e6),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not least <= value <= most:
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} {value:g}; allowed: {least:g} to {most:g}")
+
+
+def audit(
+    trained: TrainedMethod, plan: Plan | None = None, say: Callable[[str], object] = lambda _: None
+) -> list[Finding]:
+    """What the attacks find out, one `Finding` for each number.
+
+    Args:
+        trained: the method with a seed, whose data are loaded again.
+        plan: how much is tried.
+        say: gets a line before each attack that takes long.
+
+    Raises:
+        InputError: there are no rows to tell apart, or the run can't have shadows.
+    """
+    plan = plan or Plan()
+    experiment = trained.experiment
+    if experiment.engine.device != "cpu":  # the models are opened there
+        engine = replace(experiment.engine, device="cpu")
+        trained = replace(trained, experiment=replace(experiment, engine=engine))
+    rows = Rows.of(trained)
+    if plan.shadows:
+        check_shadows(trained, plan.shadows)
+    deadline = Deadline.after(plan.minutes)
+    models: dict[str, States] = {"personal": trained.client_state}
+    try:
+        state = trained.global_state()
+        models["global"] = lambda client: state
+    except InputError:
+        pass  # the method has none
+    say(f"{len(rows.is_member)} rows of {len(rows.rows)} clients; at most {plan.minutes:g} minutes")
+    findings = by_loss(trained, rows, models)
+    if plan.shadows:
+        say(f"{plan.shadows} shadow runs, {_seconds(trained):.0f} s each as the run itself took")
+        findings += by_likelihood(trained, rows, models, plan.shadows, deadline)
+    if plan.batches:
+        say(f"inversion: {plan.batches} batches, {plan.steps} steps each")
+        findings += by_inversion(trained, plan.batch_size, plan.batches, plan.steps, deadline)
+    if plan.canaries:
+        runs = -(-plan.canaries // trained.federation.num_clients)
+        say(f"canaries: {runs} runs without training, if there is noise")
+        findings += by_canaries(trained, runs, deadline)
+    return findings
+
+
+def _seconds(trained: TrainedMethod) -> float:
+    """How long the run has taken."""
+    trial = read(trained.run, only=(trained.label, trained.seed)).trials[0]
+    return sum(sum(one.seconds.values()) for one in trial.timings)

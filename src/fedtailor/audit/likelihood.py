@@ -1,0 +1,149 @@
+"""Membership inference by the likelihood ratio of shadow runs.
+
+Membership Inference Attacks From First Principles. N. Carlini, S. Chien, M. Nasr, S. Song,
+A. Terzis, F. Tramer. S&P 2022.
+
+A shadow is the same experiment with another seed, in which each client's rows are dealt anew into
+training and held-out ones, of the same numbers. phi is how sure a model is of a row, mu_in its mean
+over the shadows that were trained on the row, mu_out over the others. The likelihood ratio of
+N(mu_in, sigma^2) to N(mu_out, sigma^2) at phi grows with
+
+    phi - (mu_in + mu_out) / 2
+
+Differs from the paper: sigma and mu_in - mu_out are the same for all rows, since few shadows can't
+tell them for one; rows are dealt so that each is held out equally often; inputs are not augmented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import random
+from ..data.federation import Federation
+from ..data.table import Indices, Shares
+from ..engine.config import EvaluateConfig
+from ..engine.executors.work import ClientRequest
+from ..engine.prepare import as_trained, client_works, memory_states
+from ..engine.rounds import rounds
+from ..errors import InputError
+from ..method import Server
+from ..params import Params
+from ..runs.trained import TrainedMethod
+from .finding import Deadline, Finding, Floats
+from .membership import Rows, States, confidences, held_out, told_apart
+
+
+def check_shadows(trained: TrainedMethod, count: int) -> None:
+    """Raise InputError where the run has no shadows, or so few hold no row out twice."""
+    experiment, federation = trained.experiment, trained.federation
+    for name, value in (
+        ("cohort.novel", experiment.cohort.novel),
+        ("start_from.run", experiment.start_from.run),
+    ):
+        if value:
+            raise InputError(f"--shadows: a run with {name} = {value!r} can't be repeated")
+    sizes = [
+        (federation.num_examples(client), len(held_out(federation, client)))
+        for client in range(federation.num_clients)
+    ]
+    share = np.median([min(one) / sum(one) for one in sizes])
+    least = int(np.ceil(2 / max(share, 1e-3)))
+    if count < least:
+        raise InputError(
+            f"--shadows {count}: each row must be both held out and trained on in two of them; "
+            f"allowed: {least} or more"
+        )
+
+
+def by_likelihood(
+    trained: TrainedMethod, rows: Rows, models: dict[str, States], count: int, deadline: Deadline
+) -> list[Finding]:
+    """The attack on each of the ``models``, by up to ``count`` shadow runs."""
+    target = {model: confidences(trained, rows, states) for model, states in models.items()}
+    shadows = list(_shadows(trained, rows, models, count, deadline))
+    if not shadows:
+        return [Finding("shadows", "all", "AUC", "not tried: no time was left for a shadow run")]
+    is_in = np.stack([is_in for is_in, _ in shadows])  # [N, n]
+    told = np.minimum(is_in.sum(0), (~is_in).sum(0)) >= 1  # rows that were both
+    findings = []
+    for model, phi in target.items():
+        shadow = np.stack([by_model[model] for _, by_model in shadows])
+        means = [np.where(side, shadow, 0).sum(0) / side.sum(0).clip(1) for side in (is_in, ~is_in)]
+        score = phi - (means[0] + means[1]) / 2
+        findings += told_apart("shadows", model, score[told], rows.is_member[told])
+    if len(shadows) < count:
+        tail = f"; {len(shadows)} of {count} shadows"
+        findings = [replace(one, says=one.says + tail) for one in findings]
+    return findings
+
+
+def _shadows(
+    trained: TrainedMethod, rows: Rows, models: dict[str, States], count: int, deadline: Deadline
+) -> Iterator[tuple[NDArray[np.bool_], dict[str, Floats]]]:
+    """Of each shadow run, which of the ``rows`` it was trained on, and its models' confidences."""
+    for number in range(count):
+        if deadline.has_passed:
+            return
+        federation = _dealt(trained.federation, trained.seed, number)
+        found = _trained(trained, federation, rows, models)
+        members = [
+            np.isin(some, federation.rows(client, "train")) for client, some in rows.rows.items()
+        ]
+        yield np.concatenate(members), found
+
+
+def _dealt(federation: Federation, seed: int, number: int) -> Federation:
+    """The federation of shadow ``number``, in which a window of each client's rows is held out."""
+    parts: list[list[Indices]] = [[], [], []]
+    for client in range(federation.num_clients):
+        pool = np.concatenate([federation.rows(client, "train"), held_out(federation, client)])
+        pool = random.generator(seed, "audit", "pool", client).permutation(pool)
+        held = len(pool) - federation.num_examples(client)
+        pool = np.roll(pool, -number * held)
+        ends = held - federation.num_rows(client, "test"), held
+        for part, some in zip(parts, np.split(pool, ends), strict=True):
+            part.append(some)
+    validation, test, train = map(Shares.of, parts)
+    partition = replace(federation.partition, train=train, validation=validation, test=test)
+    other = int(random.key(seed, "shadow", number)) % 2**32
+    return replace(federation, partition=partition, seed=other)
+
+
+def _trained(
+    trained: TrainedMethod, federation: Federation, rows: Rows, models: dict[str, States]
+) -> dict[str, Floats]:
+    """Train a shadow up to the round of each model; its confidences on the rows."""
+    method, task, plan = trained.method, trained.task, trained.experiment.plan
+    size = plan.evaluate.batch_size
+    quiet = EvaluateConfig(every=plan.rounds, clients=1, batch_size=size, global_model=False)
+    plan = replace(plan, evaluate=quiet)
+    store, found = memory_states(method, task, federation), dict[str, Floats]()
+    works = client_works(method, task, as_trained(method, task, federation, plan), plan)
+
+    def personal(server: Server, number: int, client: int) -> Params:
+        passes = method.finetune_passes
+        private = store.read(client)
+        request = ClientRequest(0, client, number, private, "personalise", passes, 1.0, 0)
+        return works.evaluate.used(method.send(task, server, client), request)
+
+    def shared(server: Server, client: int) -> Params:
+        state = method.global_state(task, server)
+        assert state is not None
+        return state
+
+    with closing(rounds(method, task, federation, plan, store=store)) as todo:  # type: ignore[type-var]
+        for done in todo:
+            number, server = done.number, done.server
+            if number == trained.round:
+                found["personal"] = confidences(trained, rows, partial(personal, server, number))
+            if number == trained.global_round and "global" in models:
+                found["global"] = confidences(trained, rows, partial(shared, server))
+            if found.keys() >= models.keys():
+                break
+    return found

@@ -1,0 +1,164 @@
+"""Attacks on real runs: they find what is there, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtailor as ft
+from fedtailor.audit.audit import Plan as AuditPlan
+from fedtailor.audit.audit import audit
+from fedtailor.audit.canaries import audited, bound
+from fedtailor.audit.finding import Deadline
+from fedtailor.audit.inversion import _errors, _sent
+from fedtailor.audit.membership import auc, found_rate
+from fedtailor.cli import main
+from fedtailor.engine.config import EngineConfig, Plan
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.optim import Optimiser
+from fedtailor.runs.trained import open_trained
+from fedtailor.task.backbone import Backbone
+from fedtailor.task.task import Task
+from fedtailor.uploads.accounting import PrivacyConfig
+from tests.cli.conftest import EXPERIMENT
+from tests.small import digits, digits_federation
+
+NO_TIME = ["--batches", "0", "--canaries", "0"]
+
+
+class Net(nn.Module):
+    """Linear, or with a wide layer that remembers a few rows."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        wide = [nn.Linear(64, hidden), nn.ReLU()] if hidden else []
+        self.layers = nn.Sequential(nn.Flatten(), *wide, nn.Linear(hidden or 64, 10))
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(pixel_values)
+        return logits
+
+
+def backbone(hidden: int) -> Backbone:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Backbone(Net(hidden), head=("layers",), name=f"net {hidden}")
+
+
+def finished(
+    out: Path, hidden: int, optimiser: Optimiser, labels: Any = None, rounds: int = 4
+) -> Path:
+    """Two clients of FedAvg on digits, whose ``labels`` may be others."""
+    data = digits()
+    if labels is not None:
+        data = replace(data, labels=labels, digest="random labels")
+    experiment = ft.Experiment(
+        {"fedavg": FedAvg(optimiser=optimiser)},
+        rounds=rounds,
+        split=ft.SplitConfig(2, scheme="iid", validation=0.25, test=0.25, max_examples=120),
+        local=ft.LocalConfig(batch_size=8, epochs=8 if labels is not None else 1),
+        evaluate=ft.EvaluateConfig(every=rounds),
+        engine=EngineConfig("sequential"),
+    )
+    options = {"summary": False, "scores": False}
+    return ft.run(experiment, out, data=data, backbone=backbone(hidden), **options)
+
+
+@pytest.mark.slow
+def test_a_model_that_memorises_is_told_from_one_that_has_not_learned(tmp_path: Path) -> None:
+    """Random labels can only be remembered."""
+    labels = np.random.default_rng(0).integers(0, 10, len(digits().inputs))
+    given = {"data": replace(digits(), labels=labels, digest="random labels")}
+    reached = {}
+    for name, optimiser in (
+        ("learned", Optimiser("adam", lr=3e-3)), ("not", Optimiser(lr=1e-8))
+    ):  # fmt: skip
+        run = finished(tmp_path / name, 128, optimiser, labels)
+        trained = open_trained(run, None, which="last", backbone=backbone(128), **given)
+        found = audit(trained, AuditPlan(batches=0, canaries=0))
+        assert [one.target for one in found] == ["personal", "personal", "global", "global"]
+        reached[name] = found[2]
+    assert reached["learned"].low > 0.7  # type: ignore[operator]
+    assert reached["not"].low < 0.5 < reached["not"].high  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_an_inversion_finds_the_row_of_a_linear_model(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=1)
+    trained = open_trained(run, None, data=digits(), backbone=backbone(0))
+    (sent,) = _sent(trained, trained.federation, 1, 1)
+    assert _errors(sent, sent.updates["upload"], trained.federation, 200).max() < 1e-3
+
+
+@pytest.mark.slow
+def test_shadows_tell_members_apart(tmp_path: Path) -> None:
+    labels = np.random.default_rng(0).integers(0, 10, len(digits().inputs))
+    given = {"data": replace(digits(), labels=labels, digest="random labels")}
+    run = finished(tmp_path / "run", 16, Optimiser("adam", lr=3e-3), labels)
+    trained = open_trained(run, None, which="last", backbone=backbone(16), **given)
+    *_, shadows, _ = audit(trained, AuditPlan(shadows=4, batches=0, canaries=0))
+    assert shadows.attack == "shadows"
+    assert shadows.low > 0.55  # type: ignore[operator]
+    with pytest.raises(ft.InputError, match="--shadows 2: each row must be both held out"):
+        audit(trained, AuditPlan(shadows=2))
+
+
+def test_the_bound_of_epsilon_is_below_the_claim_and_above_it_with_a_tenth_of_the_noise() -> None:
+    """Through the rounds of the engine; the noise follows from the seed."""
+    federation = digits_federation((2,) * 20)
+    method, task = FedAvg(), Task(backbone(0), FedAvg().adapt)
+    plan = Plan(
+        rounds=2,
+        engine=EngineConfig("sequential"),
+        privacy=PrivacyConfig(epsilon=1.0, delta=1e-6, clip=0.5),
+    )
+    account = plan.account(federation)
+    assert account is not None
+    claimed = account.spent(2).epsilon
+
+    def found(noise: float) -> float:
+        cut = replace(plan, privacy=PrivacyConfig(noise=noise, delta=1e-6, clip=0.5))
+        made = audited(method, task, federation, cut, 10, 1e-6, Deadline.after(5))
+        assert made is not None
+        return made.epsilon
+
+    assert 0 <= found(account.noise) < claimed < 1.5 * claimed < found(account.noise / 10)
+
+
+def test_measures_and_bound_of_cases_that_are_known() -> None:
+    others = np.arange(200.0)
+    assert auc(others + 0.5, others) == pytest.approx(0.5 + 1 / 400)
+    assert found_rate(np.array([197.0, 197.5, 198.5]), others) == pytest.approx(2 / 3)
+    coins = np.random.default_rng(0).random(1000) < 0.5
+    assert bound(np.random.default_rng(1).random(1000), coins, 0.0).epsilon < 0.2
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    run = str(tmp_path / "run")
+    command = ["audit", run, "--method", "fedsdg", *NO_TIME]
+    assert main(["run", str(tmp_path / "small.toml"), "--out", run]) == 0
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["target"], one["measure"], one["chance"]) for one in found] == [
+        ("personal", "AUC", 0.5), ("personal", "rate at 1 %", 0.01),
+        ("global", "AUC", 0.5), ("global", "rate at 1 %", 0.01),
+    ]  # fmt: skip
+    assert all(one["low"] <= one["value"] <= one["high"] for one in found)
+    assert main(["audit", run, "--method", "local"]) == 0
+    assert "not tried: nothing is sent" in capsys.readouterr().out
+    for wrong, said in (
+        (["--minutes", "-1"], "--minutes -1; allowed: 0 to"),
+        (["--shadows", "1"], "--shadows 1: each row must be both held out"),
+    ):
+        assert main([*command, *wrong]) == 2
+        assert said in capsys.readouterr().err
