@@ -218,5 +218,5 @@ def experiment_of(folder: Path, epsilon: float) -> ft.Experiment:
         model=ft.ModelConfig(kinds.model("classification")),
         local=LocalConfig(batch_size=8),
         engine=EngineConfig("sequential"),
-        privacy=PrivacyConfig("record", epsilon=epsilon, clip=1.0),
+        privacy=PrivacyConfig("record", epsilon=epsilon, clip=1.0, secret=False),
     )
