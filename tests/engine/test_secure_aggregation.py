@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from fedtailor.engine.checks import check
+from fedtailor.engine.checks import check, check_plan
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.faults import ClientFaults, FaultConfig
 from fedtailor.engine.rounds import rounds
@@ -24,8 +25,8 @@ from fedtailor.uploads.attacks import AttackConfig
 from fedtailor.uploads.rules import Robust
 from fedtailor.uploads.secure.config import SecureAggregationConfig
 from tests.engine.test_norm_bound import lying
+from tests.engine.test_privacy import FEDERATION, server_after
 from tests.engine.test_privacy import PLAN as PRIVATE
-from tests.engine.test_privacy import server_after
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
 
 SECURE = SecureAggregationConfig(0.51)
@@ -104,6 +105,7 @@ def test_a_client_with_values_out_of_the_range_is_left_out_by_name() -> None:
         last_round(method, SIZES, rounds=1, secure_aggregation=SecureAggregationConfig(0.9))
 
 
+@pytest.mark.slow
 def test_noise_is_added_to_the_sum() -> None:
     """Clipped by the clients, to equal weights; the server sees no update that it could clip."""
     plan = replace(PRIVATE, secure_aggregation=SECURE)
@@ -144,13 +146,14 @@ def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
         ({"attack": AttackConfig("scaling")}, "attack.kind does not go with"),
         ({"cohort": CohortConfig(size=1)}, "needs a cohort of two clients or more; it has 1"),
         ({"privacy": PrivacyConfig(noise=1.0, clip=9.0)}, "range = 8 is less than privacy.clip"),
+        ({}, "robust does not go with"),
     ],
 )
 def test_settings_that_look_at_single_uploads_are_refused(changes: Any, said: str) -> None:
+    method = FedAvg(robust=Robust("median") if not changes else Robust())
+    plan = Plan(1, secure_aggregation=SECURE, **changes)
     with pytest.raises(InputError, match=said):
-        last_round(FedAvg(), SIZES, secure_aggregation=SECURE, **changes)
-    with pytest.raises(InputError, match="robust does not go with"):
-        last_round(FedAvg(robust=Robust("median")), SIZES, secure_aggregation=SECURE)
+        check_plan(method, FEDERATION, plan, torch.device("cpu"))
 
 
 def test_settings_without_a_threshold_are_refused() -> None:

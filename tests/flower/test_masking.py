@@ -102,6 +102,7 @@ def test_a_site_tells_nothing_to_a_server_that_leaves_the_protocol(tmp_path: Pat
     assert "a round that was begun before" in refused(replace(train, kind="keys"))
 
 
+@pytest.mark.slow
 def test_another_signing_key_of_a_client_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
