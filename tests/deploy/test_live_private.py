@@ -23,7 +23,7 @@ EXPERIMENT = EXPERIMENT.replace("methods.lg-fedavg", "methods.fedper").replace(
     "every = 40", "every = 4"
 )
 PRIVATE = """
-    privacy = {noise = 1.0, clip = 0.5, delta = 0.1}
+    privacy = {noise = 4.0, clip = 0.5, delta = 0.1}
     secure_aggregation = {threshold = 0.7}
 """
 
