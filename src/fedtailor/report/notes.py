@@ -124,7 +124,8 @@ def _privacy(run: Run) -> list[str]:
         if trial.history and (words := privacy_name(trial.history[-1])):
             spent[words][trial.label] = None
     return [
-        f"Differential privacy in {run.path}: {', '.join(labels)}: {words}"
+        f"Differential privacy in {run.path}: {', '.join(labels)}: {words}; scores and choices by "
+        "validation data are not covered"
         for words, labels in spent.items()
     ]
 
