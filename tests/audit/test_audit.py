@@ -103,7 +103,7 @@ def test_shadows_tell_members_apart(tmp_path: Path) -> None:
     given = {"data": replace(digits(), labels=labels, digest="random labels")}
     run = finished(tmp_path / "run", 16, Optimiser("adam", lr=3e-3), labels)
     trained = open_trained(run, None, which="last", backbone=backbone(16), **given)
-    *_, shadows, _ = audit(trained, AuditPlan(shadows=4, batches=0, canaries=0))
+    *_, shadows, _ = audit(trained, AuditPlan(shadows=8, batches=0, canaries=0))
     assert shadows.attack == "shadows"
     assert shadows.low > 0.55  # type: ignore[operator]
     with pytest.raises(ft.InputError, match="--shadows 2: each row must be both held out"):
