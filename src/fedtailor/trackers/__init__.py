@@ -1,7 +1,7 @@
-"""Experiment trackers: what a run has committed, for TensorBoard, MLflow and W&B.
+"""Experiment trackers: what a run has committed, for TensorBoard, MLflow, W&B and Trackio.
 
 A tracker reads the run directory, as the report does, so a run's numbers don't depend on it. Every
 method with a seed is one run of the tracker, every round one of its steps.
 """
 
-TRACKERS = ("tensorboard", "mlflow", "wandb")
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")

@@ -50,7 +50,7 @@ def track(
 
     Args:
         run: the run directory.
-        to: the tracker: tensorboard, mlflow or wandb.
+        to: the tracker: tensorboard, mlflow, wandb or trackio.
         project: the tracker's project (MLflow: its experiment); None: the experiment's name. With
             TensorBoard the folder of the event files; None: ``tensorboard`` in the run directory.
         follow: go on until every method has ended with every seed.
