@@ -74,7 +74,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: advise, check, check-method"),
+        ("lst", "unknown command 'lst'; did you mean 'list'? allowed: advise, audit, check"),
         ("run", "required: EXPERIMENT.toml; see fedtailor run --help"),
         ("run small.toml --set", "argument --set: expected one argument; see fedtailor run --help"),
         ("report x --format svg", "arguments: --format svg; see fedtailor report --help"),

@@ -180,8 +180,8 @@ def bound(scores: Floats, heads: NDArray[np.bool_], delta: float) -> Bound:
     """The best bound from guesses on canaries with these ``scores``, higher for ``heads``.
 
     >>> found = bound(np.arange(100.0), np.arange(100) >= 50, 0.0)
-    >>> found.right, found.guesses, round(found.epsilon, 2)
-    (100, 100, 3.17)
+    >>> found.right, found.guesses, round(found.epsilon, 1)
+    (100, 100, 3.2)
     """
     order, found = np.argsort(scores, kind="stable"), list[Bound]()
     for share in _GUESSED:
