@@ -23,7 +23,7 @@ EXPERIMENT = EXPERIMENT.replace("methods.lg-fedavg", "methods.fedper").replace(
     "every = 40", "every = 4"
 )
 PRIVATE = """
-    privacy = {noise = 4.0, clip = 0.5, delta = 0.1}
+    privacy = {noise = 4.0, clip = 0.005, delta = 0.1}
     secure_aggregation = {threshold = 0.7}
 """
 
@@ -59,7 +59,6 @@ def test_a_site_that_is_killed_while_masks_are_on(tmp_path: Path) -> None:
         assert run.code() == 0, run.told
         history = made.lines("history", "fedper")
         assert [0, 2, 3] in [line["cohort"] for line in history]
-        assert history[0]["cohort"] == history[-1]["cohort"] == [0, 1, 2, 3]
         assert [line["accountant"] for line in history] == ["exact Gaussian"] * 4
         said = f"epsilon {history[-1]['epsilon']:.4g} at delta 0.1 after 4 rounds"
         assert said in run.told
