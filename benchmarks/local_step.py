@@ -16,7 +16,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -250,8 +250,15 @@ def main() -> None:
     for part, repeats in parts:
         results += measure(part, repeats)
         print(f"{part.title} done", file=sys.stderr)
+    report(results, OUT, "The local step", load_before, notes)
+
+
+def report(
+    results: Sequence[Result], out: Path, title: str, load_before: float, notes: Sequence[str] = ()
+) -> None:
+    """Print the table of this script's results, and write it and them."""
     found_versions = versions("fedtailor", "torch", "numpy")
-    command = shlex.join(["python", "benchmarks/local_step.py", *sys.argv[1:]])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     about = [
         *circumstances(f"OMP_NUM_THREADS=1 {command}", load_before),
         software(found_versions),
@@ -262,7 +269,7 @@ def main() -> None:
     text = table(results, about)
     print(text)
     records = [{**found_versions, **asdict(result)} for result in results]
-    write(OUT, f"# The local step\n\n{text}", records)
+    write(out, f"# {title}\n\n{text}", records)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from harness import circumstances, software, versions, write
 from local_step import (
     ADAM,
     SGD,
@@ -28,8 +25,8 @@ from local_step import (
     local,
     measure,
     pictures,
+    report,
     small_network,
-    table,
     texts,
 )
 
@@ -91,18 +88,7 @@ def main() -> None:
     for part in parts():
         results += measure(part, options.repeats)
         print(f"{part.title} done", file=sys.stderr)
-    found_versions = versions("fedtailor", "torch", "numpy")
-    command = shlex.join(["python", "benchmarks/record_privacy.py", *sys.argv[1:]])
-    about = [
-        *circumstances(f"OMP_NUM_THREADS=1 {command}", load_before),
-        software(found_versions),
-        "medians of turns (first to third quartile); ratios are to the first line of a table, "
-        "taken within a turn",
-    ]
-    text = table(results, about)
-    print(text)
-    records = [{**found_versions, **asdict(result)} for result in results]
-    write(OUT, f"# DP-SGD beside a plain step\n\n{text}", records)
+    report(results, OUT, "DP-SGD beside a plain step", load_before)
 
 
 if __name__ == "__main__":

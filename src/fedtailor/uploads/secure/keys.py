@@ -2,8 +2,8 @@
 
 X25519 for what two clients agree on, HKDF with SHA-256 for keys from it, ChaCha20 for masks,
 ChaCha20-Poly1305 for shares on their way, Ed25519 for signatures. Keys and secrets are hexadecimal
-texts. What is derived is bound to the
-round's name by the ``purpose``; each key encrypts or masks once, so that nonces are 0.
+texts. What is derived is bound to the round's name by the ``purpose``; each key encrypts or masks
+once, so that nonces are 0.
 """
 
 from __future__ import annotations
