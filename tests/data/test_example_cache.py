@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtailor.data.example_cache import ExampleCache
+from fedtailor.data.example_cache import ExampleCache, LastResults
 from fedtailor.data.table import Dataset, Indices
 from tests.small import digits_federation
 from tests.text import topics_federation
@@ -88,6 +88,36 @@ def test_the_time_of_all_rows_follows_from_a_chunk() -> None:
     assert precomputed.seconds == 0
     precomputed.add_to(dataset.batch(rows), rows)  # with its 32 neighbours
     assert 0.001 <= precomputed.seconds / len(dataset.inputs) < 0.03  # not a chunk's
+
+
+def test_the_next_cache_of_a_run_goes_on_with_results_that_are_the_same() -> None:
+    dataset, last, asked = digits_federation().dataset, LastResults(), []
+
+    def cache(factor: float, rows: Indices) -> ExampleCache:
+        def compute(batch: Batch) -> Batch:
+            asked.append(batch["labels"])
+            return {"scaled": batch["pixel_values"] * factor}
+
+        made = ExampleCache(compute, dataset, rows)
+        assert made.fits(1e9)
+        made.go_on_from(last)
+        return made
+
+    def scaled(made: ExampleCache) -> float:
+        rows = np.arange(1000, 1010)
+        batch = made.add_to(dataset.batch(rows), rows)
+        return float((batch["cached.scaled"] / batch["pixel_values"]).nanmean())
+
+    rows = everything(dataset)
+    assert scaled(cache(2.0, rows)) == 2
+    before, again = len(asked), cache(2.0, rows)
+    assert again.seconds == 0
+    assert scaled(again) == 2
+    assert len(asked) == before + 1  # the first rows, to compare them
+    assert scaled(cache(3.0, rows)) == 3
+    fewer = cache(3.0, rows[1:])
+    assert fewer.seconds > 0
+    assert scaled(fewer) == 3
 
 
 def test_a_vector_a_text_is_kept_whole() -> None:

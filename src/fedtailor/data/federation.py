@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..objectives.objective import IGNORED
 from ..params import DRAWN, EXAMPLE_WEIGHT, Batch
 from .config import LocalConfig
-from .example_cache import ExampleCache
+from .example_cache import ExampleCache, LastResults
 from .omissions import Omission
 from .table import Dataset, Fingerprints, Indices, Partition
 
@@ -28,13 +28,13 @@ _BUCKET = 16  # batches; their examples are sorted by length together
 class Federation:
     """K clients with a data set divided among them, and the run's seed.
 
-    ``example_cache`` adds a method's cached results to every batch. ``public`` are examples that
-    the server and all clients have. With ``remote`` the clients' examples lie at
-    their sites, and only the numbers of examples are known here. ``trained_before`` are the rows
-    that the models were trained on before this run, ascending; None: they were not, or it is not
-    known. ``told_labels`` ``[K, classes]`` are what all sites have told of theirs. Training
-    leaves out batches of fewer than ``least_batch`` examples. Cohorts and noise follow from a
-    ``secret`` instead of the seed, where the server has one.
+    ``example_cache`` adds a method's cached results to every batch, and ``last_results`` are those
+    of the run's last one. ``public`` are examples that the server and all clients have. With
+    ``remote`` the clients' examples lie at their sites, and only their numbers are known here.
+    ``trained_before`` are the rows that the models were trained on before this run, ascending;
+    None: they were not, or it is not known. ``told_labels`` ``[K, classes]`` are what all sites
+    have told of theirs. Training leaves out batches of fewer than ``least_batch`` examples. Cohorts
+    and noise follow from a ``secret`` instead of the seed, where the server has one.
     """
 
     dataset: Dataset
@@ -47,6 +47,7 @@ class Federation:
     told_labels: Indices | None = None
     least_batch: int = 1
     secret: str | None = None
+    last_results: LastResults = field(default_factory=LastResults)
 
     @property
     def num_clients(self) -> int:

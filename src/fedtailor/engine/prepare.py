@@ -326,4 +326,7 @@ def as_trained(method: Method, task: Task, federation: Federation, plan: Plan) -
     if not compute(federation.dataset.batch(federation.partition.train[first][:1])):
         return federation
     cache = ExampleCache(compute, federation.dataset, federation.partition.rows)
-    return replace(federation, example_cache=cache) if cache.fits(engine.cache_mb) else federation
+    if not cache.fits(engine.cache_mb):
+        return federation
+    cache.go_on_from(federation.last_results)
+    return replace(federation, example_cache=cache)

@@ -13,6 +13,7 @@ import torch
 from ..data import Data, DataConfig, load_data
 from ..data import partition as divide
 from ..data.altered import rotate_pictures, shuffle_labels
+from ..data.example_cache import LastResults
 from ..data.federation import Federation
 from ..data.sources import objective_of_data, read_columns
 from ..data.table import Dataset, Images, Tokens
@@ -56,8 +57,11 @@ class Inputs:
         experiment = named(experiment, data, backbone)
         dataset = dataset_of(experiment, data, backbone)
         public = public_of(experiment, dataset, backbone) if experiment.has_public else None
+        last = LastResults()
         federations = {
-            seed: replace(federation_of(experiment, dataset, seed), public=public)
+            seed: replace(
+                federation_of(experiment, dataset, seed), public=public, last_results=last
+            )
             for seed in experiment.seeds
         }
         backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))

@@ -245,7 +245,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
         step_seconds=step,
         round_seconds=seconds,
         rounds=rounds,
-        cache_seconds=cached * sum(number > 0 for number in rounds_by_seed),
+        cache_seconds=cached * (rounds > 0),
         bytes_total=float(rounds * cohort * (down + up)),
         upload_bytes=float(up if method.needs_only_mean else cohort * up),
         short_batches=short,
