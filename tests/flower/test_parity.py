@@ -20,6 +20,7 @@ from fedtailor.methods import METHODS
 from fedtailor.params import decode
 from fedtailor.store.client_states import SEEN
 from fedtailor.store.files import read_json, write_json
+from tests.engine.test_privacy import backbone as without_norm
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, private_rows, same_bits
 
@@ -97,8 +98,37 @@ def test_noise_with_the_same_secret_is_the_same(
     assert not any(hidden in str(one.content) for one in direct.sent)
 
 
-def test_over_flower_noise_from_the_seed_is_refused(tmp_path: Path) -> None:
-    chosen = experiment("fedbn", privacy={"noise": 2.0, "clip": 0.1, "secret": False})
+def test_sites_noise_their_records_as_in_one_process_with_the_same_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spent = {"level": "record", "noise": 2.0, "clip": 0.1, "delta": 0.1}
+    chosen = experiment("fedper", rounds=2, privacy=spent)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=without_norm()).path
+    run, trial = "0123456789abcdef" * 2, Path("methods/fedper/seed-0")
+    (tmp_path / "far" / trial).mkdir(parents=True)
+    write_json(tmp_path / "far" / trial / "flower.json", {"run": run})
+    content = read_json(near / "experiment.json")
+    content["data"]["name"] = None  # the server has none
+    write_json(tmp_path / "far/experiment.json", content)
+    sites = [tmp_path / f"clients/node-{node}/{run}/fedper/seed-0" for node in range(2)]
+    for place in (tmp_path / "far" / trial, *sites):
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(near / trial / "secret.json", place)
+    direct = grid(chosen, tmp_path / "clients", model=without_norm)
+    capsys.readouterr()
+    far = serve(direct, chosen, tmp_path / "far", backbone=without_norm(), timeouts=QUICK)
+    assert "fedtailor: fedper, seed 0: epsilon " in capsys.readouterr().err
+    history = [lines(out / trial / "history.jsonl") for out in (near, far)]
+    assert history[0] == history[1]
+    assert history[0][-1]["level"] == "record"
+    servers = [load_file(out / trial / "server.safetensors") for out in (near, far)]
+    assert same_bits(*servers)
+
+
+@pytest.mark.parametrize("level", ["client", "record"])
+def test_over_flower_noise_from_the_seed_is_refused(level: str, tmp_path: Path) -> None:
+    privacy = {"level": level, "noise": 2.0, "clip": 0.1, "delta": 0.1, "secret": False}
+    chosen = experiment("fedbn", privacy=privacy)
     with pytest.raises(ft.InputError, match=r"set privacy\.secret = true"):
         serve(
             grid(chosen, tmp_path / "c"), chosen, tmp_path / "far", backbone=digits_backbone(),

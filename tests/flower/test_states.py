@@ -49,6 +49,19 @@ def test_the_state_of_the_best_round_stays_until_another_one_is_better(tmp_path:
         value(states, 1)
 
 
+def test_a_round_with_noise_is_answered_again_for_the_same_tensors_alone(tmp_path: Path) -> None:
+    states, received = States(tmp_path), {"w": torch.ones(2, 2).T, "n": torch.tensor(1)}
+    states.spend(3, 1, 0, received)
+    states.spend(3, 1, 0, received)  # the server has begun the round again
+    for number, base, other in ((1, 1, received), (1, 0, {**received, "n": torch.tensor(2)})):
+        with pytest.raises(InputError, match="a round is answered once, with its noise"):
+            states.spend(3, number, base, other)
+    states.spend(3, 2, 1, received)
+    with pytest.raises(InputError, match="round 1 came after one for round 2"):
+        states.spend(3, 1, 0, received)
+    states.spend(4, 1, 0, received)
+
+
 def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
     states = States(tmp_path)
     states.write(3, 0, 0, 5, state(5.0))

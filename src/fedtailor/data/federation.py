@@ -185,13 +185,13 @@ class Federation:
             epoch += 1
 
     def sampling(self, local: LocalConfig, novel: int = 0) -> tuple[tuple[int, float, int], ...]:
-        """Return the kinds of clients that take part: their number of examples, the probability
-        with which `sampled` draws each of them, and their steps in a round."""
+        """Return the kinds of clients that take part, and have examples here: their number of
+        examples, the probability with which `sampled` draws each, and their steps in a round."""
         sizes = np.delete(self.partition.train.sizes(), self._novel(novel))
         _, first = np.unique(sizes, return_index=True)
         clients = np.delete(np.arange(self.num_clients), self._novel(novel))[first].tolist()
         kinds = ((self.num_examples(k), self.num_steps(k, local)) for k in clients)
-        return tuple((n, min(1.0, local.batch_size / n), steps) for n, steps in kinds)
+        return tuple((n, min(1.0, local.batch_size / n), steps) for n, steps in kinds if n)
 
     def sampled(
         self, client: int, round_: int, local: LocalConfig, secret: Sequence[int | str]

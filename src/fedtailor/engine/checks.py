@@ -10,11 +10,12 @@ from ..data.federation import Federation
 from ..errors import InputError, listed
 from ..method import Method
 from ..objectives import OBJECTIVES
+from ..params import DRAWN
 from ..task.task import Task
 from .config import CohortConfig, Plan
 from .executors.processes import check_processes
 from .forms import check_plain_hooks
-from .prepare import blank_upload, first_server, first_steps, upload_chain
+from .prepare import blank_batch, blank_upload, first_server, first_steps, upload_chain
 
 
 def check(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
@@ -44,7 +45,9 @@ def _check_steps(method: Method, task: Task, federation: Federation, plan: Plan)
             "the gradients of others; set model.batch_norm = 'frozen'"
         )
     works, server, request = first_steps(method, task, federation, plan)
-    works.train.complete(request, works.train.prepare(server, request))
+    received = method.send(task, server, request.client)
+    batch = {**blank_batch(federation.dataset), DRAWN: torch.ones(2)}
+    works.train.complete(request, works.train.inputs(received, request, [batch]))
 
 
 def _check_releases(method: Method, task: Task, federation: Federation, plan: Plan) -> None:
@@ -139,14 +142,19 @@ def check_privacy(method: Method, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the plan would spend more than the account of its privacy says."""
     if not plan.privacy.is_active:
         return
+    if federation.remote and not plan.privacy.secret:
+        raise InputError(
+            "privacy.secret = false: the noise would follow from the seed, which the sites and the "
+            "server know; set privacy.secret = true"
+        )
     if plan.privacy.of_records:
-        _check_record_privacy(method, federation, plan)
+        _check_record_privacy(method, plan)
     else:
-        _check_client_privacy(method, federation, plan)
+        _check_client_privacy(method, plan)
     plan.account(federation)
 
 
-def _check_record_privacy(method: Method, federation: Federation, plan: Plan) -> None:
+def _check_record_privacy(method: Method, plan: Plan) -> None:
     local = plan.local
     reasons = {
         "cohort.buffer": (plan.cohort.buffer is not None, "clients may train more often"),
@@ -157,14 +165,9 @@ def _check_record_privacy(method: Method, federation: Federation, plan: Plan) ->
         ),
     }  # fmt: skip
     _refuse(reasons, "privacy.level = 'record'")
-    if federation.remote:
-        raise InputError(
-            "privacy.level = 'record' is simulated in one process, not over Flower; choose "
-            "privacy.level = 'client'"
-        )
 
 
-def _check_client_privacy(method: Method, federation: Federation, plan: Plan) -> None:
+def _check_client_privacy(method: Method, plan: Plan) -> None:
     cohort = plan.cohort
     reasons = {
         "cohort.buffer": (cohort.buffer is not None, "cohorts are not drawn at random"),
@@ -174,11 +177,6 @@ def _check_client_privacy(method: Method, federation: Federation, plan: Plan) ->
         **dict.fromkeys(_changed_bounds(cohort), (True, "privacy.clip bounds each update")),
     }  # fmt: skip
     _refuse(reasons, "[privacy]")
-    if federation.remote and not plan.privacy.secret:
-        raise InputError(
-            "privacy.secret = false: the noise would follow from the seed, which the sites know; "
-            "set privacy.secret = true"
-        )
 
 
 def _refuse(reasons: Mapping[str, tuple[bool, str]], setting: str) -> None:

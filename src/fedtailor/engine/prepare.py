@@ -224,14 +224,15 @@ def blank_upload(
     public = public_batch(federation, task) if method.needs_public else None
     # of no round, so that what a method does in a certain one alone is left out
     context = ClientContext(key.to(device), 1.0, 0, public)
-    steps = [to_device(_blank(federation.dataset), device)]
+    steps = [to_device(blank_batch(federation.dataset), device)]
     upload, _, _ = client_round(method, task, received, private, steps, context)
     at = chain.at(received, 0, [0])
     packed = chain.send(upload, at)
     return chain.receive(packed, at), packed
 
 
-def _blank(dataset: Dataset) -> Batch:
+def blank_batch(dataset: Dataset) -> Batch:
+    """Two blank examples of the data set's form, which need none of its own."""
     count = dataset.objective.sequences
     sizes = Ragged(np.full(2 * count, 4 // count), np.array([0, count, 2 * count]))
     inputs: Tokens | Images = Tokens(

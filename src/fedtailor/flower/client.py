@@ -37,6 +37,7 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import data_manifest
 from ..store.committed import MOST_ROLL_BACKS
 from ..store.files import write_json
+from ..store.secret import secret_of
 from ..task.backbone import Backbone
 from ..uploads.secure.messages import Masks
 from .codec import FAULTS, Limits, pack, unpack
@@ -178,7 +179,8 @@ class Site:
             return pack(RoundReply(message.run, message.round, message.kind, tuple(steps)))
         session = self._opened(message)
         before = [
-            (_trial_folder(self.folder / name, message), up_to) for name, up_to in message.before
+            (_trial_folder(self.folder / name, message.label, message.seed), up_to)
+            for name, up_to in message.before
         ]
         if message.kind in ("keep", "join"):
             path = folder / f"data-{served.start}.json"  # other nodes may write to this folder
@@ -364,24 +366,28 @@ class Site:
         return self._federations[seed]
 
     def _opened(self, message: RoundRequest) -> Session:
-        """The method with the seed of a message."""
-        label, seed = message.label, message.seed
-        if self._session is None or (self._session.label, self._session.seed) != (label, seed):
+        """The method with the seed of a message, in its run."""
+        trial = message.run, message.label, message.seed
+        if self._session is None or self._session.trial != trial:
             self._session = None  # before the next model is loaded
-            self._session = self._new_session(label, seed)
+            self._session = self._new_session(*trial)
         return self._session
 
     def _folder(self, message: RoundRequest) -> Path:
         """The folder of a trial's states, which is made."""
         home = self.folder / message.run
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = _trial_folder(home, message)
+        folder = _trial_folder(home, message.label, message.seed)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _new_session(self, label: str, seed: int) -> Session:
+    def _new_session(self, run: str, label: str, seed: int) -> Session:
         experiment, dataset, plan = self.experiment, self._dataset, self.experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
+        if plan.privacy.of_records:
+            federation = replace(
+                federation, secret=secret_of(_trial_folder(self.folder / run, label, seed))
+            )
         # what work says of a client may reach the server, and the names of clients must not
         federation = replace(federation, partition=replace(federation.partition, names=None))
         backbone = backbone_of(experiment, dataset, self.backbone, seed)
@@ -397,7 +403,7 @@ class Site:
             print(f"fedtailor: {words}", file=sys.stderr, flush=True)
         works = client_works(method, task, federation, plan, self.metrics)
         server = to_device(first_server(method, task, federation), task.device)
-        return Session(label, seed, first, server, works, plan)
+        return Session((run, label, seed), first, server, works, plan)
 
 
 def _told(error: Exception) -> str:
@@ -408,5 +414,5 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}; the node prints more"
 
 
-def _trial_folder(home: Path, message: RoundRequest) -> Path:
-    return home / message.label / f"seed-{message.seed}"
+def _trial_folder(home: Path, label: str, seed: int) -> Path:
+    return home / label / f"seed-{seed}"

@@ -28,11 +28,10 @@ from .states import States
 
 @dataclass(frozen=True)
 class Session:
-    """A method with one seed, ready to work; ``first`` has the clients' first states, ``server`` is
-    the server's."""
+    """A ``trial`` (run, label of a method, seed), ready to work; ``first`` has the clients' first
+    states, ``server`` is the server's."""
 
-    label: str
-    seed: int
+    trial: tuple[str, str, int]
     first: Callable[[int], Params]
     server: Server
     works: Works
@@ -114,6 +113,8 @@ class Session:
                 return ClientReply(request.client), None
             return self._evaluated(message, request.client, state), None
         training = self.works.train
+        if training.noise is not None:
+            states.spend(request.client, message.round, request.base, received)
         rounds = range(message.round, message.round + 1)
         if training.method.trains_alone:
             turns = draw_cohort(training.method, training.federation, self.plan, message.round)

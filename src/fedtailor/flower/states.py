@@ -13,6 +13,7 @@ rounds that still count are read from the folders before, in which nothing chang
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ import torch
 
 from ..errors import InputError
 from ..params import Params, clone, to_device
-from ..store.files import load_tensors, save_tensors
+from ..store.files import load_tensors, read_json, save_tensors, write_json
 
 UPDATE = "update.safetensors"  # until the second pass of a round with masks
 MODEL = "model.safetensors"  # what a client was judged by after the reported round
+SPENT = "spent.json"  # the last round that was answered with noise
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
@@ -89,6 +91,25 @@ class States:
         for other, old in kept.items():
             if other not in (base, best, number):
                 old.unlink()
+
+    def spend(self, client: int, number: int, base: int, received: Params) -> None:
+        """Note that a client answers round ``number`` with noise. A round that is repeated has the
+        same noise, so it must start from the same ``base`` and ``received`` tensors: from the
+        difference of two answers one could tell what the client trains on. Raises InputError for
+        others, and for a round before the last one."""
+        path = self._path(client, 0).with_name(SPENT)
+        digest = hashlib.sha256(repr((base, *received)).encode())
+        for value in received.values():
+            digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        asked = {"round": number, "asked": digest.hexdigest()}
+        last = read_json(path) if path.exists() else {"round": 0}
+        if last["round"] > number or (last["round"] == number and last["asked"] != asked["asked"]):
+            raise InputError(
+                f"a request for round {number} came after one for round {last['round']} with "
+                "other tensors: a round is answered once, with its noise"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asked)
 
     def write_update(self, client: int, update: Params) -> None:
         """Keep what a client has sent masked, for a second pass."""

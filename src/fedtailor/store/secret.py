@@ -1,11 +1,14 @@
-"""The random number of a trial that its server keeps to itself: noise and cohorts follow from it.
+"""The random number of a trial that its server keeps to itself, and under privacy of records each
+site: noise and cohorts follow from it.
 
 Who knows it can take the noise off. So only its owner may read the file, and no message has it.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +32,12 @@ def secret_of(folder: Path) -> str:
     """
     path = folder / _FILE
     if not path.exists():
-        path.with_name(f"{_FILE}.new").touch(0o600)  # what `write_json` writes and renames
-        write_json(path, {"secret": secrets.token_hex(32)})
+        fresh = path.with_name(f"{_FILE}.{secrets.token_hex(8)}")
+        fresh.with_name(f"{fresh.name}.new").touch(0o600)  # what `write_json` writes and renames
+        write_json(fresh, {"secret": secrets.token_hex(32)})
+        with suppress(OSError):  # of two processes that draw one, the first one's counts
+            os.link(fresh, path)
+        if not path.exists():  # a file system without links
+            fresh.replace(path)
+        fresh.unlink(missing_ok=True)
     return read_record(_Record, path).secret
