@@ -104,7 +104,8 @@ def test_names_of_clients_stay_at_their_site(
     site.load()
     assert "fedtailor: 2 rows without a label, left out: ward 7 (2)" in capsys.readouterr().err
     assert site._federation(0).names == ("", "ward 3", "ward 7", "", "")
-    training = site._new_session("a" * 32, "fedavg", 0).works.train  # what it says of a client may be sent
+    # what it says of a client may be sent
+    training = site._new_session("a" * 32, "fedavg", 0).works.train
     assert training.federation.names is None
 
 
