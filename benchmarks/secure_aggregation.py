@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from fedtailor.uploads.secure.config import SecureAggregationConfig
-from fedtailor.uploads.secure.fixed_point import encoded
+from fedtailor.uploads.secure.fixed_point import FixedPoint
 from fedtailor.uploads.secure.keys import add_masks
 from fedtailor.uploads.secure.messages import Masks, Setting, Weighing
 from fedtailor.uploads.secure.server import Exchange
@@ -76,10 +76,10 @@ def measure(leave: float, neighbours: int | None) -> list[Any]:
     begin = time.process_time()
     masks = exchange.open(range(CLIENTS), EQUAL)
     there, total = sorted(masks.keys() - {*late}), np.zeros(VALUES, np.uint32)
-    values = rng.normal(0, 0.01, VALUES)
+    values, numbers = rng.normal(0, 0.01, VALUES), FixedPoint(config.range, CLIENTS)
     for k in masks:
         own = time.process_time()
-        sent = _masked(encoded(values, masks[k].weight, config.range, CLIENTS), masks[k])
+        sent = _masked(numbers.encoded(values, masks[k].weight), masks[k])
         clients.seconds += time.process_time() - own
         if k in there:
             total += sent

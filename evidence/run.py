@@ -88,7 +88,7 @@ LATER: Mapping[str, Any] = {
     "quantise": None, "micro_batch": None, "pack": False,
     "within_rounds": False, "beta": None, "reference": None, "templates": [], "by_client": [],
     "lora": {"rslora": False, "dropout": 0.0, "dora": False},
-    "generate": {"examples": 0, "tokens": 64, "every": None},
+    "generate": {"examples": 0, "tokens": 64, "every": None}, "noise_by": "server",
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}
@@ -116,7 +116,7 @@ def resolved(experiment: ft.Experiment) -> dict[str, Any]:
         if method["name"] == "fedsdg" and method["gate"] is not None:
             method["lr_gate"] = 5e-3  # unused; it was the default
     sectioned = ("data", "public", "model", "split", "local", "cohort", "schedule", "attack")
-    names = (*sectioned, "evaluate")
+    names = (*sectioned, "evaluate", "privacy")
     sections = (content[name] for name in names if name in content)
     for section in (*sections, *content["methods"]):
         for field, value in LATER.items():

@@ -220,6 +220,15 @@ def test_settings_that_break_the_account_are_refused(changes: dict[str, Any], sa
         server_after(FedAvg(), replace(PLAN, **changes))
 
 
+def test_noise_of_the_clients_needs_masks_and_cohorts_that_are_no_secret() -> None:
+    with pytest.raises(InputError, match="without masks the server would see each client's update"):
+        server_after(FedAvg(), replace(PLAN, privacy=replace(PRIVACY, noise_by="clients")))
+    with pytest.raises(InputError, match=r"'poisson' does not go with privacy\.noise_by"):
+        replace(PRIVACY, noise_by="clients", sampling="poisson")
+    with pytest.raises(InputError, match=r"privacy\.noise_by = 'clients' is for privacy"):
+        replace(PRIVACY, noise_by="clients", level="record")
+
+
 def test_robust_rules_are_refused() -> None:
     with pytest.raises(InputError, match=r"robust does not go with \[privacy\]"):
         server_after(FedAvg(robust=Robust("median")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedsdg import FedSDG
-from fedtailor.params import Params
+from fedtailor.params import Params, flat
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig
 from fedtailor.uploads.attacks import AttackConfig
@@ -112,6 +113,17 @@ def test_noise_is_added_to_the_sum() -> None:
     assert is_near(server_after(FedAvg(), plan), server_after(FedAvg(), PRIVATE))
 
 
+def test_clients_add_the_noise_and_the_server_none() -> None:
+    """The least of five that may be left are three, of whom two add what is needed."""
+    quiet, more = PrivacyConfig(noise=0.01, clip=0.01), {"rounds": 1, "secure_aggregation": SECURE}
+    loud = PrivacyConfig(noise=1.0, clip=0.01, noise_by="clients")
+    plain, made = (server_after(FedAvg(), replace(PRIVATE, privacy=one, **more))
+                   for one in (quiet, loud))  # fmt: skip
+    added = flat(made).double() - flat(plain).double()
+    expected = 0.01 / 5 * np.sqrt(5 / 2 + 0.01**2)
+    assert float(added.std()) == pytest.approx(expected, rel=4 / np.sqrt(2 * len(added)))
+
+
 REFUSED = [
     *("fedhft", "fedmerge", "pfedgate", "flora", "flexlora", "hetlora", "scaffold"),
     *("lora-fair", "fedalt", "ifca", "fedmd", "heterofl", "fedmask"),
@@ -146,6 +158,10 @@ def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
         ({"attack": AttackConfig("scaling")}, "attack.kind does not go with"),
         ({"cohort": CohortConfig(size=1)}, "needs a cohort of two clients or more; it has 1"),
         ({"privacy": PrivacyConfig(noise=1.0, clip=9.0)}, "range = 8 is less than privacy.clip"),
+        (
+            {"privacy": PrivacyConfig(noise=0.01, clip=1e-6, noise_by="clients")},
+            "0.38 steps of whole numbers, and at least 100 are needed; lower secure_aggregation.r",
+        ),
         ({}, "robust does not go with"),
     ],
 )

@@ -15,6 +15,7 @@ import fedtailor as ft
 from fedtailor.flower import Timeouts, serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import RoundReply, RoundRequest
+from fedtailor.params import flat
 from fedtailor.runs.experiment import Experiment
 from fedtailor.store.files import read_json, write_json
 from tests.flower.grid import ANY, DIGITS, DirectGrid, experiment, grid
@@ -100,6 +101,30 @@ def test_a_site_tells_nothing_to_a_server_that_leaves_the_protocol(tmp_path: Pat
     assert "not of this experiment" in refused(replace(train, masking=None))
     assert "no secrets are kept of this round" in refused(train)
     assert "a round that was begun before" in refused(replace(train, kind="keys"))
+
+
+def test_sites_add_noise_of_their_own_to_as_many_updates_as_their_account_has(
+    tmp_path: Path,
+) -> None:
+    spent = {"noise": 1.0, "clip": 0.1, "noise_by": "clients"}
+    chosen = masked(rounds=1, cohort={"size": 5}, privacy=spent)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    out = far(direct, chosen, tmp_path / "far")
+    assert history(out)[0]["epsilon"] == history(near)[0]["epsilon"]
+    differ = flat(server(near)).double() - flat(server(out)).double()
+    # three must stay; without one's own part there is enough, and five are there, in two runs
+    expected = 0.1 / 5 * (2 * 5 / 2) ** 0.5
+    assert float(differ.std()) == pytest.approx(expected, rel=4 / (2 * len(differ)) ** 0.5)
+
+    orders = [unpack(m.content, RoundRequest, ANY)[0] for m in direct.sent
+              if m.metadata.message_type == MessageType.EVALUATE]  # fmt: skip
+    keys = next(one for one in orders if one.kind == "keys")
+    assert keys.masking is not None
+    later = replace(keys, masking=replace(keys.masking, attempt=keys.masking.attempt + 1))
+    direct.push_messages([Message(pack(later, [{}]), 100, MessageType.EVALUATE)])
+    reply, _ = unpack(direct.answered[-1].content, RoundReply, ANY)
+    assert "the client has sent 1 updates with noise" in str(reply.results[0].error)
 
 
 @pytest.mark.slow

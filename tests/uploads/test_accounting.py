@@ -183,6 +183,15 @@ def test_all_clients_are_not_drawn_by_chance() -> None:
         account(PrivacyConfig(noise=1.0, clip=1.0, sampling="poisson"), 9, 9, 5)
 
 
+def test_chance_gains_nothing_where_the_server_knows_who_is_drawn() -> None:
+    config = PrivacyConfig(noise=4.0, clip=1.0, delta=1e-3, noise_by="clients")
+    known, all_ = account(config, 100, 10, 50), account(config, 100, 100, 50)
+    assert known.spent(50).epsilon == all_.spent(50).epsilon
+    assert account(replace(config, noise_by="server"), 100, 10, 50).spent(50).epsilon < 5
+    asked = replace(config, noise=None, epsilon=known.spent(50).epsilon)
+    assert account(asked, 100, 10, 50).noise == pytest.approx(4.0, rel=1e-3)
+
+
 def test_one_client_has_no_privacy_in_a_crowd() -> None:
     with pytest.raises(InputError, match="privacy needs two clients or more; 1 takes part"):
         account(PrivacyConfig(noise=1.0, clip=1.0), 1, 1, 5)

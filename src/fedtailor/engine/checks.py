@@ -12,6 +12,7 @@ from ..method import Method
 from ..objectives import OBJECTIVES
 from ..params import DRAWN
 from ..task.task import Task
+from ..uploads.secure.fixed_point import LEAST_NOISE, FixedPoint
 from .config import CohortConfig, Plan
 from .executors.processes import check_processes
 from .forms import check_plain_hooks
@@ -177,6 +178,11 @@ def _check_client_privacy(method: Method, plan: Plan) -> None:
         **dict.fromkeys(_changed_bounds(cohort), (True, "privacy.clip bounds each update")),
     }  # fmt: skip
     _refuse(reasons, "[privacy]")
+    if plan.privacy.by_clients and not plan.secure_aggregation.is_active:
+        raise InputError(
+            "privacy.noise_by = 'clients': without masks the server would see each client's update "
+            "with a small part of the noise; add [secure_aggregation], or let the server add noise"
+        )
 
 
 def _refuse(reasons: Mapping[str, tuple[bool, str]], setting: str) -> None:
@@ -210,6 +216,16 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
             f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "
             "which clients send nothing would tell of their data; set a range of at least the clip"
         )
+    account = plan.account(federation)
+    if plan.privacy.by_clients and account is not None and clip is not None:
+        least = secure.least(size)
+        numbers = FixedPoint(secure.range, size, account.noise * clip, least)
+        if (steps := numbers.noise_steps(1 / size)) < LEAST_NOISE:
+            raise InputError(
+                f"privacy.noise_by = 'clients': a client's noise has a standard deviation of "
+                f"{steps:.3g} steps of whole numbers, and at least {LEAST_NOISE} are needed; lower "
+                f"secure_aggregation.range, now {secure.range:g}, towards privacy.clip = {clip:g}"
+            )
 
 
 def _changed_bounds(cohort: CohortConfig) -> list[str]:

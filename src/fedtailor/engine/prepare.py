@@ -136,7 +136,9 @@ def _secure(
         own_weight = partial(method.own_weight, task)
     weigh = weighing(method, federation, plan)
     clients = masking or Simulation(config, weigh, own_weight)
-    return Secure(config, clients, weigh, from_update, own_weight)
+    account, clip = plan.account(federation), plan.privacy.clip
+    noise = account.noise * clip if plan.privacy.by_clients and account and clip else 0.0
+    return Secure(config, clients, weigh, from_update, own_weight, noise, method.name)
 
 
 def weighing(method: Method, federation: Federation, plan: Plan) -> Weighing:
@@ -158,8 +160,8 @@ def _private(method: Method, federation: Federation, plan: Plan) -> Private | No
     account, clip = plan.account(federation), plan.privacy.clip
     if not isinstance(account, Account) or clip is None or method.trains_alone:
         return None
-    size = account.cohort
-    return Private(clip, account.noise * clip / size, size, method.name)
+    std, size = 0.0 if plan.privacy.by_clients else account.noise * clip, account.cohort
+    return Private(clip, std / size, size, method.name)
 
 
 def _step_noise(method: Method, federation: Federation, plan: Plan) -> StepNoise | None:

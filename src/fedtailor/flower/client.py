@@ -235,7 +235,9 @@ class Site:
         return masks
 
     def _sides(self, folder: Path) -> SiteMasks:
-        return SiteMasks(self.experiment.secure_aggregation, self.folder, folder)
+        experiment = self.experiment
+        sides = SiteMasks(experiment.secure_aggregation, self.folder, folder)
+        return replace(sides, most=experiment.rounds) if experiment.privacy.by_clients else sides
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:
         """What a message to the clients ``served`` here may have, if it is of this experiment."""

@@ -10,6 +10,7 @@ keys into the site's own folder beforehand.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -41,11 +42,13 @@ _DIGITS = {"keys": 64, "share": 160, "sign_list": 128, "reveal": 64}  # hexadeci
 
 @dataclass(frozen=True)
 class Kept:
-    """What a client keeps of its last round with masks: which one, who was drawn, its secrets."""
+    """What a client keeps of its last round with masks: which one, who was drawn, its secrets; and
+    how many updates it has ``sent``."""
 
     attempt: int
     clients: tuple[int, ...]
     held: Held | None
+    sent: int = 0
 
 
 _KEPT = TypeAdapter(Kept)
@@ -53,12 +56,14 @@ _KEPT = TypeAdapter(Kept)
 
 @dataclass(frozen=True)
 class SiteMasks:
-    """The sides of a site's clients. ``home`` is the site's own folder, ``folder`` the trial's."""
+    """The sides of a site's clients. ``home`` is the site's own folder, ``folder`` the trial's. A
+    client sends ``most`` updates."""
 
     config: SecureAggregationConfig
     home: Path
     folder: Path
     weighing: Weighing | None = None  # for clients that send values
+    most: float = math.inf
 
     def step(self, message: RoundRequest, client: int, order: Order | None = None) -> Any:
         """Take the step that a message asks of a client: a `MaskingReply`, or with an ``order`` to
@@ -85,6 +90,11 @@ class SiteMasks:
         if step == "keys":
             if told.attempt <= kept.attempt:
                 raise ProtocolError("secure aggregation: a round that was begun before")
+            if kept.sent >= self.most:
+                raise ProtocolError(
+                    f"the client has sent {kept.sent} updates with noise, and its account has no "
+                    "more: a round that is run again counts twice"
+                )
         elif kept.held is None or (kept.attempt, kept.clients) != (told.attempt, told.clients):
             raise ProtocolError("secure aggregation: no secrets are kept of this round")
         near = side.setting.neighbours(client) if client in told.clients else ()
@@ -96,10 +106,10 @@ class SiteMasks:
             "reveal": told.texts,
         }[step]
         held, answer = getattr(side, step)(kept.held, value)
-        kept = Kept(told.attempt, told.clients, held)
+        kept = Kept(told.attempt, told.clients, held, kept.sent + (step == "mask"))
         write_json(path, {"kept": json.dumps(asdict(kept))})
         if step == "mask":
-            return cast(Masks, answer)
+            return replace(cast(Masks, answer), secret=secrets.token_hex(32))
         if step == "keys":
             signer = self._key.public_key().public_bytes_raw().hex()
             return MaskingReply(keys=answer, signer=signer)

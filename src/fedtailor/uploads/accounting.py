@@ -5,6 +5,9 @@ An update has a norm of at most C, so the sum of updates differs by at most s C,
 the noise on it has the standard deviation sigma C.
 - All K clients train in every round: T rounds together are one Gaussian mechanism whose noise is
   sigma / (s sqrt T) times the difference. Its epsilon is exact (Balle and Wang).
+- Clients add the noise, so that the server may see sums, too: as if all trained in every round,
+  since it knows who is drawn. So much noise is there if as few clients are left as may be, else
+  more. `secure.fixed_point` says why it is as good in whole numbers.
 - M of K clients are drawn without replacement: Renyi differential privacy of such samples (Wang,
   Balle and Kasiviswanathan), or the epsilon above, which is a bound here, where that is less.
 - Each client is drawn with probability q = M / K by itself (Poisson): the privacy loss distribution
@@ -66,17 +69,26 @@ class PrivacyConfig:
     # noise and cohorts follow from a random number that the server keeps; else from the seed, which
     # may be guessed, and gives every run the same noise
     secret: bool = True
+    # who adds noise to the sum of updates: the server, or under secure aggregation each client a
+    # part, so that the server sees no sum without it
+    noise_by: Literal["server", "clients"] = "server"
 
     def __post_init__(self) -> None:
         if self.is_active and self.clip is None:
             whose = "an example's gradient" if self.of_records else "a client's update"
             raise InputError(f"privacy.clip is missing: the largest norm of {whose}")
-        for name, value in (("sampling", self.sampling), ("neighbours", self.neighbours)):
+        for name in ("sampling", "neighbours", "noise_by"):
+            value = getattr(self, name)
             if self.of_records and value != getattr(type(self), name):
                 raise InputError(
                     f"privacy.{name} = {value!r} is for privacy.level = 'client'; a record is "
-                    "always drawn by itself, and is there or not"
+                    "always drawn by itself, is there or not, and its client adds the noise"
                 )
+        if self.by_clients and self.is_poisson:
+            raise InputError(
+                "privacy.sampling = 'poisson' does not go with privacy.noise_by = 'clients': the "
+                "server knows who is drawn, so chance hides nobody from it; leave one of them out"
+            )
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if not self.is_active and changed:
             raise InputError("privacy has neither epsilon nor noise; give one of them")
@@ -95,6 +107,11 @@ class PrivacyConfig:
     def of_clients(self) -> bool:
         """Whether there is noise on the mean of updates."""
         return self.is_active and self.level == "client"
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether clients add it to their updates."""
+        return self.of_clients and self.noise_by == "clients"
 
     @property
     def of_records(self) -> bool:
@@ -117,7 +134,8 @@ class Spent:
 @dataclass(frozen=True)
 class Account:
     """What a run spends that draws ``cohort`` of ``clients`` in each of ``rounds``; as many on
-    average with ``poisson``, and a round of fewer than ``least`` changes nothing."""
+    average with ``poisson``, and a round of fewer than ``least`` changes nothing. Who is drawn may
+    be ``known``."""
 
     noise: float
     delta: float
@@ -127,6 +145,7 @@ class Account:
     poisson: bool = False
     neighbours: Neighbours = "replace"
     least: int = 1
+    known: bool = False
 
     @property
     def usual_delta(self) -> str:
@@ -138,7 +157,8 @@ class Account:
         """What epsilon is worked out by."""
         if self.poisson:
             return "PLD, Poisson sampling"
-        may_gain = self.neighbours == "replace" and self.cohort < self.clients
+        drawn = self.cohort < self.clients and not self.known
+        may_gain = drawn and self.neighbours == "replace"
         if may_gain and self._sampled(self.rounds) < self._exact(self.rounds):
             return "RDP, sampling without replacement"
         return "exact Gaussian"
@@ -151,10 +171,11 @@ class Account:
     def words(self, clip: float) -> str:
         """The whole run's budget in a line."""
         done = "replaced" if self.neighbours == "replace" else "left out"
+        more = " or more, by the clients" if self.known else ""
         return (
             f"epsilon {self.spent(self.rounds).epsilon:.4g} at delta {self.delta:.3g} after "
             f"{self.rounds} rounds, of a client whose data are {done} ({self.accountant}); "
-            f"updates of a norm up to {clip:g}, noise {self.noise:g}"
+            f"updates of a norm up to {clip:g}, noise {self.noise:g}{more}"
         )
 
     @property
@@ -222,7 +243,7 @@ def account(
     target = config.epsilon
 
     def of(noise: float, rounds: int = rounds) -> Account:
-        how = config.is_poisson, config.neighbours, least
+        how = config.is_poisson, config.neighbours, least, config.by_clients
         return Account(noise, delta, clients, cohort, rounds, *how)
 
     def excess(log_noise: float) -> float:
@@ -242,7 +263,8 @@ def account(
         return made
     differ = of(1.0)._differ
     most = math.log(differ * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta))
-    if cohort < clients and (config.is_poisson or config.neighbours == "replace"):
+    gains = config.is_poisson or (config.neighbours == "replace" and not config.by_clients)
+    if cohort < clients and gains:
         while excess(most) > 0:  # where rounds that change nothing have a part of delta
             most += 0.1
         low = most - 0.3

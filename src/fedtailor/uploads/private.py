@@ -6,7 +6,8 @@ tensors together. M clients take part, or as many on average; C is ``clip``, and
     the client sends  d_k = (u_k - u_0) min(1, C / ||u_k - u_0||)
     the method gets   u_0 + sum_k d_k / M + N(0, (sigma C / M)^2)
 
-The sum is over the clients whose updates are there, and M is the same for any number of them.
+The sum is over the clients whose updates are there, and M is the same for any number of them. Under
+secure aggregation clients may add the noise themselves (`secure.fixed_point`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BELOW = 1 - 1e-6  # so that rounding never takes a norm above the bound
 class Private(Link):
     """Clips updates to ``clip``, at the client and again at the server, and adds noise of a
     standard deviation of ``std`` to the sum of a ``cohort`` of them, divided by its usual size. Its
-    draws depend on the server's seed, the round and the ``method``."""
+    draws depend on the server's seed, the round and the ``method``. 0: none."""
 
     clip: float
     std: float
@@ -51,9 +52,11 @@ class Private(Link):
         noised: Params = {}
         for name in sorted(mean):
             value = mean[name]
-            noise = torch.from_numpy(self.std * draws.standard_normal(tuple(value.shape)))
             sum_ = unchanged[name].to(value.device).double() + value.double()
-            noised[name] = (sum_ + noise.to(value.device)).to(value.dtype)[None]
+            if self.std:
+                noise = torch.from_numpy(self.std * draws.standard_normal(tuple(value.shape)))
+                sum_ += noise.to(value.device)
+            noised[name] = sum_.to(value.dtype)[None]
         return noised
 
 

@@ -13,7 +13,7 @@ from fedtailor.errors import TooFewUploadsError
 from fedtailor.uploads.secure import shamir
 from fedtailor.uploads.secure.client import Side
 from fedtailor.uploads.secure.config import SecureAggregationConfig
-from fedtailor.uploads.secure.fixed_point import OutOfRangeError, decoded, encoded, step
+from fedtailor.uploads.secure.fixed_point import FixedPoint, OutOfRangeError
 from fedtailor.uploads.secure.keys import ProtocolError, add_masks
 from fedtailor.uploads.secure.messages import Masks, Setting, Weighing
 from fedtailor.uploads.secure.server import Exchange
@@ -63,16 +63,17 @@ def test_the_sum_is_exact_to_a_step_with_a_third_of_the_clients_gone(
     values = rng.uniform(-RANGE, RANGE, (clients, 40))
     values[:, 0], values[:, 1] = RANGE, -RANGE  # the largest sums that can be
     there, total = sorted(masks.keys() - {*late}), np.zeros(40, np.uint32)
+    numbers = FixedPoint(RANGE, clients)
     for k in there:
-        whole = encoded(values[k], masks[k].weight, RANGE, clients)
+        whole = numbers.encoded(values[k], masks[k].weight)
         sent = masked(whole, masks[k])
         assert not (sent == whole).any()
         total += sent
     left = round_.close(there)
-    mean = decoded(masked(total, left), left.weight, RANGE, clients)
+    mean = numbers.decoded(masked(total, left), left.weight)
     weights = np.array([masks[k].weight for k in there])
     expected = weights @ values[there] / weights.sum()
-    assert np.abs(mean - expected).max() <= step(RANGE, clients) * clients / 2 / weights.sum()
+    assert np.abs(mean - expected).max() <= numbers.step * clients / 2 / weights.sum()
 
 
 def test_too_few_clients_are_refused_at_every_step() -> None:
@@ -183,4 +184,4 @@ def test_every_subset_of_shares_that_is_large_enough_gives_the_secret() -> None:
 @pytest.mark.parametrize("value", [4.1, float("nan"), float("inf")])
 def test_a_value_out_of_the_range_is_not_sent(value: float) -> None:
     with pytest.raises(OutOfRangeError, match=r"its update has values up to .*; secure"):
-        encoded(np.array([0.0, value]), 0.5, RANGE, 2)
+        FixedPoint(RANGE, 2).encoded(np.array([0.0, value]), 0.5)

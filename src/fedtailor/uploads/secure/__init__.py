@@ -9,9 +9,10 @@ and the masks of pairs cancel in the sum of all y_u. Of each client u, b_u and t
 its s_uv are shared among its neighbours. For clients that have sent y_u these tell the server b_u,
 for clients that have left the secret key, and never both of one client.
 
-One file an idea: `config` (how many must stay, how many neighbours), `fixed_point`, `keys` (and
-masks), `shamir`, `messages`, `client` and `server` (the rounds of the protocol), `link` (of the
-chain), `simulation` (the clients' sides in one process).
+One file an idea: `config` (how many must stay, how many neighbours), `fixed_point` and
+`discrete_gaussian` (clients' noise), `keys` (and masks), `shamir`, `messages`, `client` and
+`server` (the rounds of the protocol), `link` (of the chain), `simulation` (the clients' sides in
+one process).
 
 Sources:
 - K. Bonawitz et al. Practical Secure Aggregation for Privacy-Preserving Machine Learning. CCS 2017.

@@ -94,7 +94,7 @@ class Side:
         total, count, weighing = message.total, message.count, self.weighing
         assert weighing is not None
         own = weighing.examples(self.client)
-        if not own <= total or not 2 <= count <= len(self.setting.clients):
+        if not own <= total or not self.setting.least <= count <= len(self.setting.clients):
             raise ProtocolError(f"{total} examples of {count} clients can't be")
         key, plus, minus = private_key(held.mask), [own_seed(held.own)], list[str]()
         for other in senders:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ... import random
 from ...errors import TooFewUploadsError
 from ...params import Params, flat, unflat
 from ..chain import Link, UploadContext
 from ..collected import UploadSum
 from .config import SecureAggregationConfig
-from .fixed_point import decoded, encoded
+from .fixed_point import FixedPoint
 from .keys import add_masks
 from .messages import WEIGHT, Clients, Masks, OwnWeight, Setting, Weighing
 from .server import Exchange
@@ -25,13 +26,16 @@ class Secure(Link):
     """Uploads travel as int32 tensors of their names and shapes. ``from_update``: a link before
     this one has made an update of the upload already. ``clients``: how the server reaches them.
     ``own_weight``: the weight of a client in a second pass, from 0 to 1, of its upload and the mean
-    of all, which are updates."""
+    of all, which are updates. ``noise``: the standard deviation of what clients add to the sum of
+    updates, where the fewest are left; drawn for a ``method``."""
 
     config: SecureAggregationConfig
     clients: Clients
     weighing: Weighing
     from_update: bool = False
     own_weight: OwnWeight | None = None
+    noise: float = 0.0
+    method: str = ""
     exchange: Exchange | None = field(default=None, init=False)
 
     hides = True
@@ -50,7 +54,12 @@ class Secure(Link):
         if not self.from_update:
             unchanged = at.unchanged(upload)
             values = {name: value - unchanged[name].cpu() for name, value in values.items()}
-        return _sent(values, at.masks, self.config.range)
+        known = at.seed, at.round, "privacy", self.method, *at.clients
+        draws = random.generator(*([at.masks.secret] if at.masks.secret else known))
+        return _sent(values, at.masks, self._numbers(at.masks.clients), draws)
+
+    def _numbers(self, clients: int) -> FixedPoint:
+        return FixedPoint(self.config.range, clients, self.noise, self.config.least(clients))
 
     def total(self, uploads: Params, at: UploadContext) -> Params:
         assert self.exchange is not None
@@ -90,7 +99,7 @@ class Secure(Link):
         """The mean, float64, of those whose values ``rows`` are the sum of."""
         left = exchange.close(there)
         whole = _masked(flat(rows).cpu().numpy().view(np.uint32), left)
-        values = decoded(whole, left.weight, self.config.range, left.clients)
+        values = self._numbers(left.clients).decoded(whole, left.weight)
         return unflat(torch.from_numpy(values), rows)
 
 
@@ -100,12 +109,14 @@ def reweighed(
     """What a client sends in a second pass: its upload times its own weight, and the weight."""
     weight = own_weight(upload, mean).double().cpu()
     values = {name: weight * value.cpu().double() for name, value in upload.items()}
-    return _sent(values | {WEIGHT: weight * largest}, masks, largest)
+    return _sent(values | {WEIGHT: weight * largest}, masks, FixedPoint(largest, masks.clients))
 
 
-def _sent(values: Params, masks: Masks, largest: float) -> Params:
+def _sent(
+    values: Params, masks: Masks, numbers: FixedPoint, draws: np.random.Generator | None = None
+) -> Params:
     """float64 values as masked whole numbers, int32 of their names and shapes."""
-    whole = _masked(encoded(flat(values).numpy(), masks.weight, largest, masks.clients), masks)
+    whole = _masked(numbers.encoded(flat(values).numpy(), masks.weight, draws), masks)
     parts = unflat(torch.from_numpy(whole.view(np.int32)), values)
     return {name: parts[name] for name in values}
 

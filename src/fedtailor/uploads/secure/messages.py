@@ -94,12 +94,14 @@ class Weighing:
 @dataclass(frozen=True)
 class Masks:
     """What a client does with its values: they have this ``weight`` among so many ``clients``, and
-    the masks of seeds are added and taken off."""
+    the masks of seeds are added and taken off. Noise follows from the ``secret`` of a site; in
+    simulation, where there is none, from what the server's noise does."""
 
     weight: float
     clients: int
     plus: tuple[str, ...]
     minus: tuple[str, ...]
+    secret: str = ""
 
 
 @dataclass(frozen=True)
