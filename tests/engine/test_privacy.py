@@ -79,7 +79,7 @@ def test_a_round_is_the_plain_mean_of_clipped_updates_and_noise() -> None:
     task = Task(backbone(), method.adapt)
     server = first_server(method, task, FEDERATION)
     link = client_works(method, task, FEDERATION, plan).train.chain.links[0]
-    assert link == Private(clip=0.01, std=0.8 * 0.01 / 5, cohort=5, method="fedavg")
+    assert link == Private(clip=0.01, noise=0.8, cohort=5, method="fedavg")
     sent: list[Params] = []
 
     class Seen(Private):

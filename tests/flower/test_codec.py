@@ -119,8 +119,8 @@ def changed(**about: Any) -> RecordDict:
     ("content", "message"),
     [
         (RecordDict(), "must hold 'about' and 'payloads', not []"),
-        (changed(schema=1), "schema version 1; version 8 is spoken here"),
-        (changed(schema="1"), "schema version '1'; version 8"),
+        (changed(schema=1), "schema version 1; version 9 is spoken here"),
+        (changed(schema="1"), "schema version '1'; version 9"),
         (changed(head=3), "without kind, head, names, checksum"),
         (changed(head='{"round": 1, "losses": []}'), "checksum is wrong"),
         (changed(names="[[]]"), "checksum is wrong"),

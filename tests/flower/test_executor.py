@@ -15,7 +15,7 @@ from tests.small import digits_backbone
 
 SPOILT = {  # by client: what happens to its reply of the first round, and the words that name it
     1: ("bytes", "the checksum is wrong"),
-    2: ("schema", "schema version 9; version 8"),
+    2: ("schema", "schema version 10; version 9"),
     3: ("shape", "conv.weight of its upload is float32 (5, 1, 3, 3); it must be float32 (6, 1"),
     4: ("values", "conv.weight holds values that are not finite"),
     5: ("loss", "its loss is nan"),

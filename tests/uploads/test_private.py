@@ -17,7 +17,7 @@ from fedtailor.uploads.private import Private
 
 SERVER = {"a": torch.full((30, 40), 5.0), "b": torch.arange(4.0)}
 AT = UploadContext(7, (), lambda state, upload: {n: state[n] for n in upload}, SERVER, round=3)
-LINK = Private(clip=0.5, std=0.3, cohort=2, method="fedavg")
+LINK = Private(clip=0.5, noise=1.2, cohort=2, method="fedavg")
 
 
 def moved(by: float) -> Params:

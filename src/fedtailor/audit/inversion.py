@@ -152,7 +152,7 @@ def _sent(trained: TrainedMethod, federation: Federation, size: int, count: int)
             train.chain.receive(train.chain.send(one, there), here)
             for one in (upload, {**upload, **there.unchanged(upload)})
         )
-        names = here.updates(seen).keys()
+        names = [name for name in here.updates(seen) if name in upload]  # no bit of a clip
         updates = {} if masked else {"upload": subtract(pick(seen, names), pick(still, names))}
         if plan.privacy.of_clients:
             rows = stack([pick(seen, names), *[pick(still, names)] * (len(cohort) - 1)])

@@ -227,7 +227,7 @@ class Training(_Clients):
         at = self.chain.at(inputs.received, request.round, [request.client])
         refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
         try:
-            packed = self.chain.send(upload, replace(at, masks=request.masks))
+            packed = self.chain.send(upload, replace(at, masks=request.masks, clip=request.clip))
         except OutOfRangeError as error:
             packed, refusal = {}, refusal or Refusal(str(error))
         return ClientUpdate(

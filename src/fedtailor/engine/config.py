@@ -214,6 +214,20 @@ class Plan:
         size, least = self.cohort_size(federation), 2 if self.secure_aggregation.is_active else 1
         return account(self.privacy, clients, size, self.rounds, least)
 
+    def privacy_words(self, federation: Federation) -> str:
+        """What the run spends of its clients' privacy; empty where there is no noise."""
+        account, clip, quantile = (
+            self.account(federation), self.privacy.clip, self.privacy.clip_quantile
+        )  # fmt: skip
+        if account is None or clip is None:
+            return ""
+        if quantile is None or isinstance(account, RecordAccount):
+            return account.words(clip)
+        return (
+            f"{account.words(clip)}; the norm moves to the quantile {quantile:g} of all, for "
+            f"{100 * (account.update_noise / account.noise - 1):.2g} % more noise"
+        )
+
     @property
     def alone(self) -> Plan:
         """The plan where nothing is sent: nothing is lost, late, waited for, noised or masked."""

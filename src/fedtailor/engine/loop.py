@@ -80,7 +80,7 @@ class Loop:
         results, state = self._next(server, cohort, drawn.members, clock)
         server, present = state.server, state.present
         self.versions = {version: self.versions[version] for version in drawn.versions}
-        notes = self._notes(cohort, results, state)
+        notes, clip = self._notes(cohort, results, state), self.chain.clip_now
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
         norms = self.chain.close(cohort.clients)
@@ -110,6 +110,8 @@ class Loop:
             norms=norms,
             samples=samples,
             privacy=None if account is None else account.spent(number),
+            clip=clip,
+            next_clip=self.chain.clip_now,
             faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
         )
 
@@ -274,6 +276,7 @@ class Loop:
                 steps=request.size,
                 masks=masks.get(request.client),
                 lr_slope=lr_slope,
+                clip=self.chain.clip_now,
             )
             for request in requests
         )

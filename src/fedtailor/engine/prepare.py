@@ -87,11 +87,12 @@ def upload_chain(
     plan: Plan,
     recent_norms: Sequence[Mapping[int, float]] = (),
     masking: Clients | None = None,
+    clip: float | None = None,
 ) -> Chain:
-    """What uploads pass through, from the training to the wire; ``recent_norms`` and ``masking``
-    as in `rounds`."""
+    """What uploads pass through, from the training to the wire; ``recent_norms``, ``masking`` and
+    ``clip`` as in `rounds`."""
     cohort, attack, robust = plan.cohort, plan.attack, method.robust
-    private = _private(method, federation, plan)
+    private = _private(method, federation, plan, clip)
     above = cohort.above_norm
     if private is not None or plan.secure_aggregation.is_active:
         above = "keep"
@@ -155,13 +156,20 @@ def weighing(method: Method, federation: Federation, plan: Plan) -> Weighing:
     return Weighing(federation.num_examples, weight)
 
 
-def _private(method: Method, federation: Federation, plan: Plan) -> Private | None:
+def _private(
+    method: Method, federation: Federation, plan: Plan, clip_now: float | None
+) -> Private | None:
     """The link that clips and adds noise, if the plan has it."""
     account, clip = plan.account(federation), plan.privacy.clip
     if not isinstance(account, Account) or clip is None or method.trains_alone:
         return None
-    std, size = 0.0 if plan.privacy.by_clients else account.noise * clip, account.cohort
-    return Private(clip, std / size, size, method.name)
+    quantile, secure, size = plan.privacy.clip_quantile, plan.secure_aggregation, account.cohort
+    if quantile is None:
+        return Private(clip, 0.0 if plan.privacy.by_clients else account.noise, size, method.name)
+    start = clip if clip_now is None else clip_now
+    private = Private(start, account.update_noise, size, method.name, quantile)
+    most = secure.range if secure.is_active else private.most
+    return replace(private, count_noise=account.count_noise, most=most)
 
 
 def _step_noise(method: Method, federation: Federation, plan: Plan) -> StepNoise | None:

@@ -107,6 +107,8 @@ class Round:
     faults: RoundFaults | None = None  # None: none are simulated
     samples: tuple[Sample, ...] = ()  # of what models write, where they do
     privacy: Spent | None = None  # by all rounds so far; None: there is no noise
+    clip: float | None = None  # of updates in this round, and in the next; None: always the same
+    next_clip: float | None = None
 
     @property
     def train_loss(self) -> float | None:

@@ -35,6 +35,7 @@ def rounds(
     store: PrivateStates | None = None,
     server: Server | None = None,
     recent_norms: Sequence[Mapping[int, float]] = (),
+    clip: float | None = None,
     start: int = 1,
     earlier: Callable[[int], Server | None] | None = None,
     executor: str | None = None,
@@ -56,6 +57,7 @@ def rounds(
             as they were after the last round.
         server: the server's state after the last round; None: its first state.
         recent_norms: to resume a run, the ``norms`` of its last ten rounds, by client.
+        clip: to resume a run whose clip moves, the ``next_clip`` of its last round.
         start: the number of the first round to run. 0: ``server`` and what is staged in ``store``
             are evaluated before round 1, and handed out as round 0.
         earlier: to resume asynchronous rounds, the server's state after an earlier round; None for
@@ -103,7 +105,7 @@ def rounds(
     of_models = works.score, works.write
     evaluator = Evaluator(method, task, federation, plan, store, runner, *of_models)
     participants, versions = schedule(method, federation, plan, time, start)
-    chain = upload_chain(method, task, federation, plan, recent_norms, masking)
+    chain = upload_chain(method, task, federation, plan, recent_norms, masking, clip)
     loop = Loop(
         method, task, federation, plan, chain, store, runner, evaluator, quorum, participants, time
     )

@@ -399,10 +399,9 @@ class Site:
         method.check_batch(task, to_device(two, task.device))
         first = first_states(method, task, federation)
         federation = as_trained(method, task, federation, plan)
-        account, clip = plan.account(federation), plan.privacy.clip
-        if account and clip and not (method.trains_alone or self._are_new):
-            words = f"{label}, seed {seed}: {account.words(clip)}"
-            print(f"fedtailor: {words}", file=sys.stderr, flush=True)
+        words = plan.privacy_words(federation)
+        if words and not (method.trains_alone or self._are_new):
+            print(f"fedtailor: {label}, seed {seed}: {words}", file=sys.stderr, flush=True)
         works = client_works(method, task, federation, plan, self.metrics)
         server = to_device(first_server(method, task, federation), task.device)
         return Session((run, label, seed), first, server, works, plan)

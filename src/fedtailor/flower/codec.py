@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEMA = 8  # of messages; other versions are refused
+SCHEMA = 9  # of messages; other versions are refused
 _ABOUT, _PAYLOADS = "about", "payloads"
 _FORMAT = "safetensors"
 _TEXTS = ("kind", "head", "names", "checksum")  # beside the version

@@ -151,7 +151,7 @@ class GridExecutor(Executor):
         kind, any_request = _KINDS[name], next(iter(requests.values()))
         message = replace(self.blank, round=any_request.round, kind=kind)
         if kind == "train":
-            message = replace(message, masking=self.masking)
+            message = replace(message, masking=self.masking, clip=any_request.clip)
             for problem in self.nodes.refresh():
                 print(f"{_title(message)}: {problem}", file=sys.stderr)
         send: Callable[[int], Params] = partial(self.method.send, self.task, server)

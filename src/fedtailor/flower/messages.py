@@ -124,7 +124,7 @@ class RoundRequest(Exact):
     it was rolled back, the last one first, each with the round that it went back to: states up to
     there still count. Or let new clients "join": fit what the method keeps by client to them, after
     ``round``. Their payloads have what they receive as ``received/NAME``, and the global model, if
-    there is one, as ``global/NAME``."""
+    there is one, as ``global/NAME``. ``clip`` is the norm that updates may have, where it moves."""
 
     experiment: str
     run: str
@@ -135,6 +135,7 @@ class RoundRequest(Exact):
     requests: tuple[WireRequest, ...]
     before: tuple[tuple[str, int], ...] = ()
     masking: Masking | None = None  # of secure aggregation, of which some kinds are steps
+    clip: float | None = None
 
 
 @dataclass(frozen=True)

@@ -189,6 +189,7 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
             store=states,
             server=store.restore(states),
             recent_norms=store.recent_norms(),
+            clip=store.next_clip(),
             start=store.last.round + 1,
             make_executor=lambda works: executor,
             quorum=timeouts.least,

@@ -112,7 +112,11 @@ class Session:
                 states.keep(request.client, state)
                 return ClientReply(request.client), None
             return self._evaluated(message, request.client, state), None
-        training = self.works.train
+        training, clip = self.works.train, message.clip
+        moves = training.chain.clip_now is not None
+        if moves != (clip is not None) or not 0 < (clip or 1.0) <= 1e12:
+            allowed = "above 0, to 1e12" if moves else "none, without privacy.clip_quantile"
+            raise InputError(f"the server asks for the clip {clip}; allowed: {allowed}")
         if training.noise is not None:
             states.spend(request.client, message.round, request.base, received)
         rounds = range(message.round, message.round + 1)
@@ -121,7 +125,9 @@ class Session:
             rounds = turns.get(request.client, rounds)
         scale, slope = self.plan.lr_scale(rounds), self.plan.lr_slope(rounds)
         passes = training.local.passes
-        asked = ClientRequest(*who, "train", passes, scale, 0, lr_slope=slope, masks=masks)
+        asked = ClientRequest(
+            *who, "train", passes, scale, 0, lr_slope=slope, masks=masks, clip=clip
+        )
         update: ClientUpdate = training.complete(asked, training.inputs(received, asked))
         if update.refusal is not None:
             refused = DivergedError if update.refusal.diverged else InputError

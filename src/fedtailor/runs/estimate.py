@@ -101,12 +101,12 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
 
 def _privacy(plan: Plan, federation: Federation) -> str:
     """What the run spends of privacy; empty where there is no noise."""
-    account, clip = plan.account(federation), plan.privacy.clip
-    if account is None or clip is None:
+    account = plan.account(federation)
+    if account is None:
         return ""
     usual = f"; {account.usual_delta}" if plan.privacy.delta is None else ""
     known = "" if plan.privacy.secret else "; for experiments alone: the seed tells the noise"
-    return account.words(clip) + usual + known
+    return plan.privacy_words(federation) + usual + known
 
 
 def _texts(plan: Plan, federation: Federation) -> str:

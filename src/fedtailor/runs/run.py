@@ -273,6 +273,7 @@ def _run_trial(
         store=states,
         server=server,
         recent_norms=store.recent_norms(),
+        clip=store.next_clip(),
         start=number,
         earlier=store.earlier,
         executor=store.executor,

@@ -34,6 +34,7 @@ def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_up": done.bytes_up,
         **({} if all_count else trained),
         **({} if done.privacy is None else asdict(done.privacy)),
+        **({} if done.clip is None else {"clip": done.clip, "next_clip": done.next_clip}),
         **norms,
         **({"bounds": dict(bounds)} if bounds else {}),
         **notes,

@@ -151,7 +151,7 @@ class RoundLine:
     those of the cohort's uploads. ``bounds`` has the settings that bound them, in the first line,
     and where they are others than before. ``epsilon`` at ``delta`` is what the rounds so far have
     spent of the privacy of a client or record (``level``), as the ``accountant`` works it out;
-    None: there is no ``noise``."""
+    None: there is no ``noise``. A ``clip`` that moves is ``next_clip`` in the next round."""
 
     round: Count
     cohort: Sequence[Count]
@@ -176,6 +176,8 @@ class RoundLine:
     noise: Amount = 0.0
     accountant: str = ""
     level: str = "client"
+    clip: Amount | None = None
+    next_clip: Amount | None = None
 
     @property
     def norm_by_client(self) -> dict[int, float]:

@@ -185,6 +185,10 @@ class TrialStore:
         """The norms of the uploads of the last committed rounds, by client."""
         return [line.norm_by_client for line in self.history()[-RECENT:]]
 
+    def next_clip(self) -> float | None:
+        """The clip of the round after the last committed one; None where it doesn't move."""
+        return next((line.next_clip for line in self.history()[-1:]), None)
+
     def commit(self, done: Round, bounds: Mapping[str, Any] | None = None) -> None:
         """Commit a round, with the private states that are staged. ``bounds``: the settings that
         bound the norms of uploads, where they are others than before."""

@@ -138,6 +138,7 @@ class Case:
             store=states,
             server=server,
             recent_norms=store.recent_norms(),
+            clip=store.next_clip(),
             start=start,
         )
         for each in resumed:

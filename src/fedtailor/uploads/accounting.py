@@ -14,6 +14,12 @@ the noise on it has the standard deviation sigma C.
   (Koskela, Jalko and Honkela), as the package bounds it. A round of fewer than m clients, 1 or with
   secure aggregation 2, changes nothing, which shows. There a client tells at most q where m - 1
   others are drawn, so T rounds add at most T q Bin(m - 1; K - 1, q) to delta.
+- A clip that follows a quantile of norms (Andrew et al.): beside its update a client sends 1/2 if
+  its norm is within the clip, else -1/2. A client that is left out sends neither, which changes the
+  sums by at most C and 1/2; other data change them by at most 2 C and 1. The ratio is the same, so
+  for either kind of neighbours both together spend what updates alone do with the noise sigma, if
+  1 / sigma^2 = 1 / sigma_u^2 + 1 / (2 sigma_b)^2, for the noise sigma_u C on the sum of updates and
+  sigma_b on the other. With 0 instead of -1/2 the ratio would be another one: 1 in both cases.
 
 Sources:
 - B. Balle, Y.-X. Wang. Improving the Gaussian Mechanism for Differential Privacy. ICML 2018.
@@ -23,6 +29,8 @@ Sources:
   AISTATS 2020.
 - clipped updates of clients, and noise on their mean: H. B. McMahan et al. Learning Differentially
   Private Recurrent Language Models. ICLR 2018.
+- G. Andrew, O. Thakkar, H. B. McMahan, S. Ramaswamy. Differentially Private Learning with Adaptive
+  Clipping. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -62,6 +70,8 @@ class PrivacyConfig:
     noise: Annotated[float, Ge(0.01), Le(1e6)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] | None = None  # None: n^-1.1 of n clients or records
     clip: Annotated[float, Gt(0), Le(1e12)] | None = None
+    # the share of updates that are to be within it: it begins as ``clip``, and moves after a round
+    clip_quantile: Annotated[float, Gt(0), Lt(1)] | None = None
     # of a cohort: so many clients, or each one by itself with the probability that gives so many
     sampling: Literal["fixed", "poisson"] = "fixed"
     # of two federations that must not be told apart: a client's data are others, or are not there
@@ -88,6 +98,12 @@ class PrivacyConfig:
             raise InputError(
                 "privacy.sampling = 'poisson' does not go with privacy.noise_by = 'clients': the "
                 "server knows who is drawn, so chance hides nobody from it; leave one of them out"
+            )
+        if self.clip_quantile is not None and (self.of_records or self.by_clients):
+            other = "level = 'record'" if self.of_records else "noise_by = 'clients'"
+            raise InputError(
+                f"privacy.clip_quantile = {self.clip_quantile:g} does not go with privacy.{other}: "
+                "noise there is for a clip that stays the same; leave one of them out"
             )
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if not self.is_active and changed:
@@ -146,6 +162,17 @@ class Account:
     neighbours: Neighbours = "replace"
     least: int = 1
     known: bool = False
+
+    @property
+    def count_noise(self) -> float:
+        """sigma_b: M / 20, as the paper recommends; no less than sigma where cohorts are small, so
+        that updates get at most 16 % more noise."""
+        return max(self.cohort / 20, self.noise)
+
+    @property
+    def update_noise(self) -> float:
+        """sigma_u, beside bits with `count_noise`."""
+        return float((self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5)
 
     @property
     def usual_delta(self) -> str:

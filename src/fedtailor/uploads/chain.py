@@ -21,7 +21,8 @@ class UploadContext:
     ``unchanged_from`` gives the upload that changes nothing of a state (`Method.unchanged`), and
     ``statistics`` are the names of running statistics. A stale upload is ``staleness`` rounds old
     and changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
-    ``masks`` are a client's, where the server is to see sums alone.
+    ``masks`` are a client's, where the server is to see sums alone; ``clip`` is the norm that its
+    update may have, where that differs from round to round.
     """
 
     seed: int | str
@@ -35,6 +36,7 @@ class UploadContext:
     drawn: int = 0
     least: int = 1
     masks: Masks | None = None
+    clip: float | None = None
 
     def unchanged(self, upload: Params) -> Params:
         """The float tensors of an upload like this one that changes nothing of ``state``."""
@@ -60,6 +62,11 @@ class Link:
         """What it works with at the server: "sums" of uploads that are forgotten at once, single
         "uploads" that are kept until all are there, or a "stack" of these."""
         return "sums"
+
+    @property
+    def clip_now(self) -> float | None:
+        """The norm that updates may have in this round, if it differs from round to round."""
+        return None
 
     def send(self, upload: Params, at: UploadContext) -> Params:
         """At the client: its upload as this link sends it."""
@@ -114,6 +121,10 @@ class Chain(Link):
     @property
     def needs(self) -> Needs:
         return max((link.needs for link in self.links), key=_NEEDS.index)
+
+    @property
+    def clip_now(self) -> float | None:
+        return next((link.clip_now for link in self.links if link.clip_now is not None), None)
 
     @property
     def hidden(self) -> bool:

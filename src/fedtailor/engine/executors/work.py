@@ -116,6 +116,7 @@ class ClientRequest:
     steps: int | None = None  # None: all batches
     lr_slope: float = 0.0
     masks: Masks | None = None  # of its upload, where the server is to see sums alone
+    clip: float | None = None  # of its update, where that differs from round to round
 
 
 def client_requests(
