@@ -166,7 +166,7 @@ def rewritten(content: RecordDict, what: str) -> RecordDict:
     assert isinstance(about, ConfigRecord)
     assert isinstance(arrays, ArrayRecord)
     if what == "schema":
-        return RecordDict({**content, "about": ConfigRecord({**about, "schema": 9})})
+        return RecordDict({**content, "about": ConfigRecord({**about, "schema": 10})})
     if what == "bytes":
         data = arrays["0"].data[:-1] + bytes([arrays["0"].data[-1] ^ 1])
         array = Array("uint8", (len(data),), "safetensors", data)

@@ -134,6 +134,9 @@ def test_a_site_refuses_rounds_out_of_order_and_other_payloads(tmp_path: Path) -
     assert answer(replace(order, round=10**9)) == (
         "the server asks for round 1000000000; this experiment has rounds 1 to 3"
     )
+    assert answer(replace(order, clip=0.5)) == (
+        "the server asks for the clip 0.5; allowed: none, without privacy.clip_quantile"
+    )
     assert "out of order" in answer(order, base=3)
     assert "came after one to start from round 2" in answer(order, base=1, best=0)
     assert answer(order, {**payload, "more": payload["conv.weight"]}) == (
