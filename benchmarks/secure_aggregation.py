@@ -92,7 +92,7 @@ def measure(leave: float, neighbours: int | None) -> list[Any]:
 
 
 def _masked(values: NDArray[np.uint32], masks: Masks) -> NDArray[np.uint32]:
-    return add_masks(values, map(bytes.fromhex, masks.plus), map(bytes.fromhex, masks.minus))
+    return add_masks(values, masks.plus, masks.minus)
 
 
 def main() -> None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,17 +25,16 @@ from pydantic import TypeAdapter
 
 from ..errors import InputError
 from ..params import Params
-from ..store.files import read_json, write_json
+from ..store.files import read_json, write_json, write_once
 from ..uploads.secure.client import Side
 from ..uploads.secure.config import SecureAggregationConfig
 from ..uploads.secure.keys import ProtocolError, agreed, private_key
-from ..uploads.secure.messages import WEIGHT, Held, Masks, Order, Setting, Weighing
+from ..uploads.secure.messages import WEIGHT, Held, Keys, Masks, Order, Setting, Weighing
 from .codec import WireError
 from .messages import STEPS, ClientReply, Masking, MaskingReply, RoundRequest
 from .schema import check_form
 
 SIGNING_KEY, SIGNERS = "signing.key", "signers.json"
-_DIGITS = {"keys": 64, "share": 160, "sign_list": 128, "reveal": 64}  # hexadecimal
 
 
 @dataclass(frozen=True)
@@ -97,38 +94,26 @@ class SiteMasks:
                 )
         elif kept.held is None or (kept.attempt, kept.clients) != (told.attempt, told.clients):
             raise ProtocolError("secure aggregation: no secrets are kept of this round")
-        near = side.setting.neighbours(client) if client in told.clients else ()
-        value = {
-            "keys": None,
-            "share": tuple(keys for keys in told.keys if keys.client in near),
-            "mask": order,
-            "sign_list": told.there,
-            "reveal": told.texts,
-        }[step]
+        value = order if step == "mask" else getattr(told, step)
         held, answer = getattr(side, step)(kept.held, value)
         kept = Kept(told.attempt, told.clients, held, kept.sent + (step == "mask"))
         write_json(path, {"kept": json.dumps(asdict(kept))})
         if step == "mask":
             return replace(cast(Masks, answer), secret=secrets.token_hex(32))
-        if step == "keys":
-            signer = self._key.public_key().public_bytes_raw().hex()
-            return MaskingReply(keys=answer, signer=signer)
-        return MaskingReply(signature=answer) if step == "sign_list" else MaskingReply(texts=answer)
+        reply = replace(MaskingReply(), **{step: answer})
+        if step != "keys":
+            return reply
+        return replace(reply, signer=self._key.public_key().public_bytes_raw().hex())
 
     @property
     def _key(self) -> Ed25519PrivateKey:
         """The site's key for signatures, made when it is first needed."""
         path = self.home / SIGNING_KEY
         if not path.exists():
-            fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-            fresh.touch(mode=0o600)
-            fresh.write_text(Ed25519PrivateKey.generate().private_bytes_raw().hex())
-            with suppress(FileExistsError):  # of two nodes that make one, the first one's counts
-                os.link(fresh, path)
-            fresh.unlink()
+            write_once(path, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode())
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
 
-    def _known(self, told: Masking) -> Any:
+    def _known(self, told: Masking) -> Callable[[int], bytes]:
         """The keys with which clients sign, those that the message has among them. Raises
         ProtocolError where it has another one of a client."""
         path = self.folder.parents[1] / SIGNERS  # of the run
@@ -144,11 +129,7 @@ class SiteMasks:
                 )
         if new.keys() - known.keys():
             write_json(path, {"signers": {**known, **new}})
-
-        def key_of(client: int) -> bytes:
-            return bytes.fromhex({**known, **new}.get(str(client), ""))
-
-        return key_of
+        return lambda client: bytes.fromhex({**known, **new}.get(str(client), ""))
 
 
 class GridClients:
@@ -169,26 +150,21 @@ class GridClients:
         if step == "mask":  # the orders travel with the requests to train
             self._executor.masking = replace(self._told, signers=())
             return messages
-        first: Any = next(iter(messages.values()), ())
-        told = self._told
+        value: Any = next(iter(messages.values()), ())  # the same for all, but neighbours' keys
         if step == "share":
             keys = {one.client: one for several in messages.values() for one in several}
-            told = replace(told, keys=tuple(keys[client] for client in sorted(keys)))
-        elif step == "sign_list":
-            told = replace(told, there=first)
-        elif step == "reveal":
-            told = replace(told, texts=first)
-        round_ = int(setting.name.rpartition("/")[2])
-        message = replace(self._executor.blank, round=round_, kind=step, masking=told)
-        told_by = self._executor.ask(message, sorted(messages), self._checked)
-        replies = {client: reply.masking for client, reply in told_by}
+            value = tuple(keys[client] for client in sorted(keys))
+        message = self._message(step, setting, replace(self._told, **{step: value}))
+        asked = self._executor.ask(message, sorted(messages), self._checked)
+        replies = {client: reply.masking for client, reply in asked}
         if step == "keys":
             signers = tuple((client, replies[client].signer) for client in sorted(replies))
             self._told = replace(self._told, signers=signers)
-            return {client: reply.keys for client, reply in replies.items()}
-        if step == "sign_list":
-            return {client: reply.signature for client, reply in replies.items()}
-        return {client: reply.texts for client, reply in replies.items()}
+        return {client: getattr(reply, step) for client, reply in replies.items()}
+
+    def _message(self, kind: str, setting: Setting, masking: Masking) -> Any:
+        round_ = int(setting.name.rpartition("/")[2])
+        return replace(self._executor.blank, round=round_, kind=kind, masking=masking)
 
     def keep(self, client: int, upload: Params) -> None:
         """Nothing: uploads are at the sites."""
@@ -196,8 +172,7 @@ class GridClients:
     def reweigh(
         self, setting: Setting, masks: Mapping[int, Any], mean: Params
     ) -> Mapping[int, Params]:
-        blank, round_ = self._executor.blank, int(setting.name.rpartition("/")[2])
-        message = replace(blank, round=round_, kind="reweigh", masking=self._executor.masking)
+        message = self._message("reweigh", setting, self._executor.masking)
         form = {name: (torch.int32, tuple(value.shape)) for name, value in mean.items()}
         form[WEIGHT] = torch.int32, ()
         sent = dict[int, Params]()
@@ -211,22 +186,21 @@ class GridClients:
         return sent
 
     def _checked(
-        self, message: RoundRequest, client: int, answer: ClientReply, payload: Params
+        self, message: RoundRequest, client: int, reply: ClientReply, payload: Params
     ) -> None:
         """Raise WireError where a reply is none to this step."""
-        reply = answer.masking
-        step, texts, is_right = message.kind, list[str](), reply is not None
-        if reply is not None and step == "keys":
-            keys = reply.keys
-            is_right = keys is not None and keys.client == client
-            if keys is not None:
-                half = len(keys.signature) // 2
-                texts = [keys.signature[:half], keys.signature[half:], reply.signer]
-                is_right &= _is_key(keys.mask) and _is_key(keys.cipher)
-        elif reply is not None:
-            texts = [reply.signature] if step == "sign_list" else [t for _, t in reply.texts]
-            is_right = {one for one, _ in reply.texts} <= {*self._told.clients}
-        if not is_right or not texts or not all(_is_hex(text, _DIGITS[step]) for text in texts):
+        step, told = message.kind, reply.masking or MaskingReply()
+        if step == "keys":
+            keys = told.keys
+            is_right = keys is not None and keys.client == client and _are_keys(keys)
+            is_right = is_right and _is_hex(told.signer, 64)
+        elif step == "sign_list":
+            is_right = _is_hex(told.sign_list, 128)
+        else:
+            shares, digits = (told.share, 160) if step == "share" else (told.reveal, 64)
+            known = all(k in self._told.clients and _is_hex(text, digits) for k, text in shares)
+            is_right = known and bool(shares)
+        if not is_right:
             raise WireError(f"its answer to the step {step!r} of secure aggregation is none")
 
 
@@ -242,9 +216,11 @@ def _is_hex(text: str, digits: int) -> bool:
     return re.fullmatch(f"[0-9a-f]{{{digits}}}", text) is not None
 
 
-def _is_key(text: str) -> bool:
-    """Whether a text is a public key with which something can be agreed on."""
+def _are_keys(keys: Keys) -> bool:
+    """Whether they are signed somehow, and something can be agreed on with them."""
     try:
-        return _is_hex(text, 64) and bool(agreed(private_key("00"), text))
+        texts = keys.mask, keys.cipher
+        agree = all(_is_hex(text, 64) and agreed(private_key("00"), text) for text in texts)
+        return agree and _is_hex(keys.signature, 128)
     except InputError:
         return False

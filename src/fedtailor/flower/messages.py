@@ -95,26 +95,28 @@ class WireRequest(Exact):
 @dataclass(frozen=True)
 class Masking(Exact):
     """What a message says of secure aggregation: which ``attempt`` at a round it is, a number that
-    grows, and the ``clients`` that were drawn; with which keys they sign; and, of its step, keys,
-    the clients whose values are ``there``, or signatures under that list."""
+    grows, and the ``clients`` that were drawn; with which keys they sign; and what `Side` takes in
+    the step of this name."""
 
     attempt: int
     clients: tuple[int, ...]
     signers: Texts = ()
-    keys: tuple[Keys, ...] = ()
-    there: tuple[int, ...] = ()
-    texts: Texts = ()
+    keys: None = None
+    share: tuple[Keys, ...] = ()
+    sign_list: tuple[int, ...] = ()
+    reveal: Texts = ()
 
 
 @dataclass(frozen=True)
 class MaskingReply(Exact):
-    """A client's answer to a step of secure aggregation: its keys, and that with which it signs; or
-    its signature; or shares."""
+    """A client's answer to a step of secure aggregation, what `Side` gives in the step of this
+    name; and with its keys the one with which it signs."""
 
     keys: Keys | None = None
+    share: Texts = ()
+    sign_list: str = ""
+    reveal: Texts = ()
     signer: str = ""
-    signature: str = ""
-    texts: Texts = ()
 
 
 @dataclass(frozen=True)

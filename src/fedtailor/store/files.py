@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,19 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file with a checksum, as `write_atomically` does."""
     write_atomically(path, seal_json(content))
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, as `write_atomically` does. Of two processes that
+    write it, the first one's counts."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fresh.with_name(f"{fresh.name}.new").touch(0o600)
+    write_atomically(fresh, content)
+    with suppress(OSError):
+        os.link(fresh, path)
+    if not path.exists():  # a file system without links
+        fresh.replace(path)
+    fresh.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

@@ -6,13 +6,12 @@ Who knows it can take the noise off. So only its owner may read the file, and no
 
 from __future__ import annotations
 
-import os
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import read_record, write_json
+from .files import read_record, write_once
+from .format import seal_json
 
 _FILE = "secret.json"
 
@@ -32,12 +31,5 @@ def secret_of(folder: Path) -> str:
     """
     path = folder / _FILE
     if not path.exists():
-        fresh = path.with_name(f"{_FILE}.{secrets.token_hex(8)}")
-        fresh.with_name(f"{fresh.name}.new").touch(0o600)  # what `write_json` writes and renames
-        write_json(fresh, {"secret": secrets.token_hex(32)})
-        with suppress(OSError):  # of two processes that draw one, the first one's counts
-            os.link(fresh, path)
-        if not path.exists():  # a file system without links
-            fresh.replace(path)
-        fresh.unlink(missing_ok=True)
+        write_once(path, seal_json({"secret": secrets.token_hex(32)}))
     return read_record(_Record, path).secret

@@ -43,7 +43,7 @@ def exchange(
 
 
 def masked(values: np.ndarray, masks: Masks) -> np.ndarray:
-    return add_masks(values, map(bytes.fromhex, masks.plus), map(bytes.fromhex, masks.minus))
+    return add_masks(values, masks.plus, masks.minus)
 
 
 @pytest.mark.parametrize(

@@ -53,17 +53,18 @@ class Side:
         )
 
     def share(self, held: Held, message: tuple[Keys, ...]) -> tuple[Held, Texts]:
-        """Take the neighbours' keys; for each neighbour, and itself, a share of the secret behind
-        its masks with them and one of its own mask's seed, sealed."""
+        """Take the neighbours' keys, among others; for each of them, and itself, a share of the
+        secret behind its masks with them and one of its own mask's seed, sealed."""
         setting, near = self.setting, self.setting.neighbours(self.client)
-        others = {keys.client: keys for keys in message}
-        if held.keys or not set(others) <= set(near) or len(others) < len(message):
-            raise ProtocolError("keys of the wrong clients")
+        others = {keys.client: keys for keys in message if keys.client in near}
+        if held.keys:
+            raise ProtocolError("keys a second time")
         if len(others) + 1 < setting.needed:
             raise ProtocolError(
                 f"{len(others)} neighbours are too few: {setting.needed} hold shares"
             )
-        if len({key for keys in message for key in (keys.mask, keys.cipher)}) < 2 * len(message):
+        told = {key for keys in others.values() for key in (keys.mask, keys.cipher)}
+        if len(told) < 2 * len(others):
             raise ProtocolError("two clients have the same key")
         for client, keys in others.items():
             text = keys_text(setting, keys)
@@ -82,7 +83,9 @@ class Side:
             sent.append((client, sealed(key, shares[client]).hex()))
             opens.append((client, derived(shared, setting.pair("share", client, own)).hex()))
         kept = ((own, shares[own].hex()),)
-        return replace(held, keys=message, opens=tuple(opens), shares=kept), tuple(sent)
+        return replace(held, keys=tuple(others.values()), opens=tuple(opens), shares=kept), tuple(
+            sent
+        )
 
     def mask(self, held: Held, message: Order) -> tuple[Held, Masks]:
         """Take the shares of the others; the masks of the values that it will send."""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
+from scipy.stats import hypergeom
 
 from ...errors import InputError
 
@@ -86,19 +87,5 @@ def degree(clients: int, least: int) -> int:
 def _fails(clients: int, least: int, neighbours: int) -> float:
     """The probability that a client's shares are too few, or too many are known to others."""
     needed = _needed(neighbours + 1, least / clients)
-    few = _tail(clients, clients - least, neighbours, neighbours + 1 - needed)
-    return few + _tail(clients, least // 3, neighbours, needed)
-
-
-def _tail(total: int, marked: int, drawn: int, least: int) -> float:
-    """The probability that of ``drawn`` of ``total``, ``least`` or more are ``marked``."""
-
-    def log_choose(n: int, k: int) -> float:
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    counts = range(max(least, drawn - (total - marked)), min(drawn, marked) + 1)
-    whole = log_choose(total, drawn)
-    return sum(
-        math.exp(log_choose(marked, k) + log_choose(total - marked, drawn - k) - whole)
-        for k in counts
-    )
+    few = hypergeom.sf(neighbours - needed, clients, clients - least, neighbours)
+    return float(few + hypergeom.sf(needed - 1, clients, least // 3, neighbours))

@@ -56,13 +56,13 @@ def agreed(key: X25519PrivateKey, other: str) -> bytes:
 
 
 def add_masks(
-    values: NDArray[np.uint32], plus: Iterable[bytes], minus: Iterable[bytes]
+    values: NDArray[np.uint32], plus: Iterable[str], minus: Iterable[str]
 ) -> NDArray[np.uint32]:
     """``values`` with the masks of some seeds added and of others taken off, modulo 2^32."""
     masked, zeros = values.copy(), bytes(values.nbytes)
     for seeds, change in ((plus, np.add), (minus, np.subtract)):
         for seed in seeds:
-            encryptor = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
+            encryptor = Cipher(ChaCha20(bytes.fromhex(seed), bytes(16)), None).encryptor()
             change(masked, np.frombuffer(encryptor.update(zeros), "<u4"), out=masked)
     return masked
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ... import random
 from ...errors import TooFewUploadsError
@@ -98,7 +97,8 @@ class Secure(Link):
     def _mean(self, exchange: Exchange, rows: Params, there: Sequence[int]) -> Params:
         """The mean, float64, of those whose values ``rows`` are the sum of."""
         left = exchange.close(there)
-        whole = _masked(flat(rows).cpu().numpy().view(np.uint32), left)
+        total = flat(rows).cpu().numpy().view(np.uint32)
+        whole = add_masks(total, left.plus, left.minus)
         values = self._numbers(left.clients).decoded(whole, left.weight)
         return unflat(torch.from_numpy(values), rows)
 
@@ -116,10 +116,7 @@ def _sent(
     values: Params, masks: Masks, numbers: FixedPoint, draws: np.random.Generator | None = None
 ) -> Params:
     """float64 values as masked whole numbers, int32 of their names and shapes."""
-    whole = _masked(numbers.encoded(flat(values).numpy(), masks.weight, draws), masks)
-    parts = unflat(torch.from_numpy(whole.view(np.int32)), values)
+    whole = numbers.encoded(flat(values).numpy(), masks.weight, draws)
+    masked = add_masks(whole, masks.plus, masks.minus)
+    parts = unflat(torch.from_numpy(masked.view(np.int32)), values)
     return {name: parts[name] for name in values}
-
-
-def _masked(whole: NDArray[np.uint32], masks: Masks) -> NDArray[np.uint32]:
-    return add_masks(whole, map(bytes.fromhex, masks.plus), map(bytes.fromhex, masks.minus))
