@@ -15,21 +15,18 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fedtailor as ft
 from fedtailor.report.names import in_prose
 from fedtailor.runs.manifest import open_run
-from fedtailor.store.format import has_commit
-from fedtailor.store.logs import read_commit
 
 from .accounting import command as count_command
 from .map_tuning import end_of
 from .markdown import markdown_table
 from .rates import trials
-from .run import HERE, Run, lines, resolved, results
+from .run import HERE, line_in, lines
 from .verdicts import VERDICTS, Claim, Line, Outcome, Results, bound, outcome, runs
 
 CLAIMS = HERE / "claims.toml"
@@ -90,13 +87,8 @@ def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
     found: list[Line] = []
     for place in places:
         experiment = open_run(place)
-        for run in runs(claim):
-            if run.method not in experiment.methods or run.seed not in experiment.seeds:
-                continue
-            methods = {run.method: experiment.methods[run.method]}
-            own = replace(experiment, methods=methods, seeds=(run.seed,))
-            if resolved(own) == resolved(run.experiment()):
-                found += _lines(run, place, own)
+        ended = (line_in(place, experiment, run) for run in runs(claim))
+        found += [line for line in ended if line is not None]
     kept = Results(found)
     if runs(claim) and not kept.seeds(claim):
         where = f"no runs of {claim['id']} are in {', '.join(map(str, places))}"
@@ -104,21 +96,6 @@ def repeated(claim: Claim, places: Sequence[Path]) -> Outcome:
             where = f"{where} (only of {', '.join(sorted({line['method'] for line in found}))})"
         raise ft.InputError(f"{where}; its command is: {' and '.join(commands(claim))}")
     return outcome(claim, kept)
-
-
-def _lines(run: Run, place: Path, experiment: ft.Experiment) -> list[Line]:
-    """A run's line, from its run directory; none if it has not ended."""
-    folder = place / "methods" / run.method / f"seed-{run.seed}"
-    commit = read_commit(folder) if has_commit(folder) else None
-    line: dict[str, Any] = {
-        "file": run.file, "set": list(run.settings), "method": run.method, "seed": run.seed,
-        "settings": resolved(experiment),
-    }  # fmt: skip
-    if commit is not None and commit.diverged is not None:
-        return [line | {"failed": commit.diverged}]
-    if commit is None or not commit.finished:
-        return []
-    return [line | {"results": results(place, (run.method, run.seed))}]
 
 
 HEAD = """# What the papers claim

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -38,7 +38,10 @@ from fedtailor.engine.prepare import as_trained, client_works, first_server, mem
 from fedtailor.errors import DivergedError
 from fedtailor.params import to_device
 from fedtailor.runs.build import Inputs
+from fedtailor.runs.manifest import open_run
 from fedtailor.store.files import write_atomically
+from fedtailor.store.format import has_commit
+from fedtailor.store.logs import read_commit
 from fedtailor.store.metrics import ATTACK_SUCCESS, summary, values_of
 from fedtailor.store.read import EvaluationLine, Trial, read
 from fedtailor.store.selection import select_round
@@ -179,11 +182,29 @@ def has_ends(line: Mapping[str, Any]) -> bool:
 def execute(run: Run, folder: Path) -> dict[str, Any]:
     """Run, or go on with, one run below ``folder``; its line of results."""
     experiment = run.experiment()
-    settings = resolved(experiment)
-    out = folder / digest(settings)
+    out = folder / digest(resolved(experiment))
     goes_on = out.exists()
     begun, cpu = time.monotonic(), time.process_time()
-    line: dict[str, Any] = {
+    try:
+        ft.run(experiment, out, summary=False)
+        came_to: dict[str, Any] = {"results": results(out)}
+    except DivergedError as error:
+        came_to = {"failed": str(error)}
+    came_to["seconds"] = round(time.monotonic() - begun, 1)
+    came_to["cpu_seconds"] = round(time.process_time() - cpu, 1)
+    if goes_on:
+        came_to["resumed"] = True  # and these seconds are not all
+    return _line(run, experiment, came_to)
+
+
+def _line(run: Run, experiment: ft.Experiment, came_to: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of results, to be kept."""
+    settings, line = resolved(experiment), dict(came_to)
+    if "results" in line:
+        if line["results"]["metric"] == "loss":
+            line["ends"] = True
+        line["results"]["flops"] = round(flops_of_step(experiment) * line["results"].pop("steps"))
+    return {
         "file": run.file,
         "set": list(run.settings),
         "method": run.method,
@@ -194,21 +215,39 @@ def execute(run: Run, folder: Path) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {_device(experiment)}",
         "settings": settings,
         "clients": clients_of(experiment),
+        **line,
     }
-    try:
-        ft.run(experiment, out, summary=False)
-        line["results"] = results(out)
-    except DivergedError as error:
-        line["failed"] = str(error)
-    line["seconds"] = round(time.monotonic() - begun, 1)
-    line["cpu_seconds"] = round(time.process_time() - cpu, 1)
-    if "results" in line:
-        if line["results"]["metric"] == "loss":
-            line["ends"] = True
-        line["results"]["flops"] = round(flops_of_step(experiment) * line["results"].pop("steps"))
-    if goes_on:
-        line["resumed"] = True  # and these seconds are not all
-    return line
+
+
+def line_in(place: Path, whole: ft.Experiment, run: Run) -> dict[str, Any] | None:
+    """What a run directory, of the ``whole`` experiment, says of a run; None if it is not among
+    that, or has not ended."""
+    if run.method not in whole.methods or run.seed not in whole.seeds:
+        return None
+    own = replace(whole, methods={run.method: whole.methods[run.method]}, seeds=(run.seed,))
+    if resolved(own) != resolved(run.experiment()):
+        return None
+    folder = place / "methods" / run.method / f"seed-{run.seed}"
+    commit = read_commit(folder) if has_commit(folder) else None
+    line: dict[str, Any] = {
+        "file": run.file, "set": list(run.settings), "method": run.method, "seed": run.seed,
+        "settings": resolved(own),
+    }  # fmt: skip
+    if commit is not None and commit.diverged is not None:
+        return line | {"failed": commit.diverged}
+    if commit is None or not commit.finished:
+        return None
+    return line | {"results": results(place, (run.method, run.seed))}
+
+
+def _collected(place: Path, runs: Iterable[Run]) -> Iterator[dict[str, Any]]:
+    """The lines of those runs that are in a run directory."""
+    whole = open_run(place)
+    for run in runs:
+        line = line_in(place, whole, run)
+        if line is not None:
+            came_to = {name: line[name] for name in ("results", "failed") if name in line}
+            yield _line(run, run.experiment(), came_to)
 
 
 def _device(experiment: ft.Experiment) -> str:
@@ -355,6 +394,10 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, help="only runs with this seed; trials of rates have 10"
     )
+    parser.add_argument(
+        "--from", type=Path, nargs="+", metavar="RUN", dest="places", default=[],
+        help="run nothing: take what these run directories have of the planned runs",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list what is left, and stop")
     parser.add_argument("--commit", action="store_true", help="commit each line as it comes")
     options = parser.parse_args()
@@ -372,6 +415,13 @@ def main() -> None:
     ]
     if not chosen:
         parser.error("no run is planned with this --file and this --seed")
+    for place in options.places:
+        for line in _collected(place, chosen):
+            if line["digest"] not in done:
+                _keep(line, options)
+                done.add(line["digest"])
+    if options.places:
+        return
     if options.list:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --list | head
     for run in chosen:
@@ -389,18 +439,23 @@ def main() -> None:
             print(f"stopped after {options.within:g} minutes; the same command goes on after the "
                   "last round that has ended", file=sys.stderr)  # fmt: skip
             break
-        old = lines(options.results)
-        others = [one for one in old if one["digest"] != line["digest"]]
-        if len(others) < len(old):  # it takes the place of one whose texts had no end
-            content = "".join(json.dumps(one) + "\n" for one in others)
-            write_atomically(options.results, content.encode())
-        with options.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        _keep(line, options)
         done.add(line["digest"])
-        if options.commit:
-            path = str(options.results.resolve())
-            _git("add", path)
-            _git("commit", "-q", "-m", f"Add results of {run.method}, {run.file}", path)
+
+
+def _keep(line: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Add a line to the results."""
+    old = lines(options.results)
+    others = [one for one in old if one["digest"] != line["digest"]]
+    if len(others) < len(old):  # it takes the place of one whose texts had no end
+        content = "".join(json.dumps(one) + "\n" for one in others)
+        write_atomically(options.results, content.encode())
+    with options.results.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    if options.commit:
+        path = str(options.results.resolve())
+        _git("add", path)
+        _git("commit", "-q", "-m", f"Add results of {line['method']}, {line['file']}", path)
 
 
 if __name__ == "__main__":
