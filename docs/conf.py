@@ -44,8 +44,8 @@ NAVIGATION = {
     "Notebooks": pages_of("notebooks"),
     "How-to guides": [
         "experiments", "continue", "tune", "data", "models", "python", "report", "predict", "serve",
-        "export", "metrics", "track", "robustness", "privacy", "faults", "torchrun", "deployment",
-        "faq",
+        "export", "metrics", "track", "robustness", "privacy",
+        "secure-aggregation", "audit", "faults", "torchrun", "deployment", "faq",
     ],
     "Methods": ["when", "methods/index"],
     "Reference": [
