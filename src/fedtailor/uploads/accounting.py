@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib import import_module
@@ -184,26 +185,34 @@ class Account:
         """What epsilon is worked out by."""
         if self.poisson:
             return "PLD, Poisson sampling"
-        drawn = self.cohort < self.clients and not self.known
-        may_gain = drawn and self.neighbours == "replace"
-        if may_gain and self._sampled(self.rounds) < self._exact(self.rounds):
+        if self._gains and self._sampled(self.rounds) < self._exact(self.rounds):
             return "RDP, sampling without replacement"
         return "exact Gaussian"
 
-    def spent(self, rounds: int) -> Spent:
+    def epsilon(self, rounds: int) -> float:
         """What the first ``rounds`` spend."""
         of = {"P": self._poisson, "R": self._sampled, "e": self._exact}[self.accountant[0]]
-        return Spent(of(rounds), self.delta, self.noise, self.accountant)
+        return of(rounds)
+
+    def spent(self, rounds: int) -> Spent:
+        """The same, with what it rests on."""
+        return Spent(self.epsilon(rounds), self.delta, self.noise, self.accountant)
 
     def words(self, clip: float) -> str:
         """The whole run's budget in a line."""
         done = "replaced" if self.neighbours == "replace" else "left out"
         more = " or more, by the clients" if self.known else ""
         return (
-            f"epsilon {self.spent(self.rounds).epsilon:.4g} at delta {self.delta:.3g} after "
+            f"epsilon {self.epsilon(self.rounds):.4g} at delta {self.delta:.3g} after "
             f"{self.rounds} rounds, of a client whose data are {done} ({self.accountant}); "
             f"updates of a norm up to {clip:g}, noise {self.noise:g}{more}"
         )
+
+    @property
+    def _gains(self) -> bool:
+        """Whether epsilon may be less since cohorts of a fixed size are drawn."""
+        drawn = self.cohort < self.clients and not self.known
+        return drawn and self.neighbours == "replace"
 
     @property
     def _differ(self) -> int:
@@ -269,36 +278,49 @@ def account(
         )
     target = config.epsilon
 
-    def of(noise: float, rounds: int = rounds) -> Account:
+    def of(noise: float) -> Account:
         how = config.is_poisson, config.neighbours, least, config.by_clients
         return Account(noise, delta, clients, cohort, rounds, *how)
 
-    def excess(log_noise: float) -> float:
-        assert target is not None
-        return of(math.exp(log_noise)).spent(rounds).epsilon - target
-
     of(1.0).check()
     if config.noise is not None:
-        made = of(config.noise)
-        if target is not None and (spent := made.spent(rounds).epsilon) > target:
-            fit = bisect_right(range(1, rounds), target, key=lambda t: made.spent(t).epsilon)
-            way_out = f"rounds up to {fit}, or " if fit else ""
-            raise InputError(
-                f"{rounds} rounds with privacy.noise = {config.noise:g} spend epsilon "
-                f"{spent:.4g}, and privacy.epsilon = {target:g}; allowed: {way_out}more noise"
-            )
-        return made
-    differ = of(1.0)._differ
-    most = math.log(differ * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta))
-    gains = config.is_poisson or (config.neighbours == "replace" and not config.by_clients)
-    if cohort < clients and gains:
-        while excess(most) > 0:  # where rounds that change nothing have a part of delta
-            most += 0.1
-        low = most - 0.3
-        while excess(low) <= 0:
-            low -= 0.3
-        most = min(most, brentq(excess, low, most + _PRECISION, xtol=_PRECISION) + _PRECISION)
-    return of(_up(math.exp(most)))
+        check_budget(config, of(config.noise).epsilon, rounds)
+        return of(config.noise)
+    assert target is not None
+    exact = of(1.0)._differ * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta)
+    if cohort == clients or not (config.is_poisson or of(1.0)._gains):
+        return of(_up(exact))
+    return of(least_noise(lambda noise: of(noise).epsilon(rounds), target, exact))
+
+
+def check_budget(config: PrivacyConfig, epsilons: Callable[[int], float], rounds: int) -> None:
+    """Raise InputError where so many rounds spend more than ``config.epsilon``; ``epsilons`` says
+    what the first ones do."""
+    target = config.epsilon
+    if target is None or epsilons(rounds) <= target:
+        return
+    fit = bisect_right(range(1, rounds), target, key=epsilons)
+    way_out = f"rounds up to {fit}, or " if fit else ""
+    raise InputError(
+        f"{rounds} rounds with privacy.noise = {config.noise:g} spend epsilon "
+        f"{epsilons(rounds):.4g}, and privacy.epsilon = {target:g}; allowed: {way_out}more noise"
+    )
+
+
+def least_noise(epsilon_of: Callable[[float], float], target: float, start: float) -> float:
+    """The least noise, to four digits, that spends no more than ``target``; near ``start``."""
+
+    def excess(log_noise: float) -> float:
+        return epsilon_of(math.exp(log_noise)) - target
+
+    most = math.log(start)
+    while excess(most) > 0:
+        most += 0.1
+    low = most - 0.3
+    while excess(low) <= 0:
+        low -= 0.3
+    found = brentq(excess, low, most + _PRECISION, xtol=_PRECISION) + _PRECISION
+    return _up(math.exp(min(most, found)))
 
 
 @cache

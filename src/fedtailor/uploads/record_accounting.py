@@ -30,10 +30,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from scipy.optimize import brentq
-
 from ..errors import InputError
-from .accounting import _ORDERS, _PRECISION, PrivacyConfig, Spent, _package, _up
+from .accounting import _ORDERS, PrivacyConfig, Spent, _package, check_budget, least_noise
 
 _PLD, _RENYI = "PLD, Poisson sampling", "RDP, Poisson sampling"
 _LARGE = 300.0  # an epsilon of which its distribution would take much memory, and gain little
@@ -108,23 +106,16 @@ def record_account(
     def of(noise: float) -> Callable[[tuple[int, float, int]], RecordAccount]:
         return lambda one: RecordAccount(noise, config.delta or one[0] ** -1.1, *one, rounds)
 
-    target = config.epsilon
     if config.noise is not None:
         found = _largest([*map(of(config.noise), clients)])
-        if target is not None and (spent := found.spent(rounds).epsilon) > target:
-            raise InputError(
-                f"{rounds} rounds with privacy.noise = {config.noise:g} spend epsilon "
-                f"{spent:.4g}, and privacy.epsilon = {target:g}; allowed: fewer rounds, or more "
-                "noise"
-            )
+        check_budget(config, lambda t: found.spent(t).epsilon, rounds)
         return found
-    assert target is not None
-    most = min(clients)  # the fewest records, most often
-    noise = 0.0
+    assert config.epsilon is not None
+    most, noise = min(clients), 0.0  # the fewest records, most often
     while True:
-        noise = max(noise, _noise(of(1.0)(most), target))
+        noise = max(noise, _noise(of(1.0)(most), config.epsilon))
         found = _largest([*map(of(noise), clients)])
-        if found.spent(rounds).epsilon <= target:
+        if found.spent(rounds).epsilon <= config.epsilon:
             return found
         most = (found.records, found.rate, found.steps)
 
@@ -145,22 +136,13 @@ def _largest(accounts: Collection[RecordAccount]) -> RecordAccount:
 def _noise(account: RecordAccount, target: float) -> float:
     """The least noise with which an account spends no more than ``target``."""
 
-    def excess(log_noise: float) -> float:
-        noised = replace(account, noise=math.exp(log_noise))
-        return noised.spent(account.rounds).epsilon - target
+    def spent(noise: float) -> float:
+        return replace(account, noise=noise).spent(account.rounds).epsilon
 
-    def above(log_noise: float) -> float:
-        return replace(account, noise=math.exp(log_noise)).bound(account.rounds) - target
+    def bound(noise: float) -> float:
+        return replace(account, noise=noise).bound(account.rounds)
 
-    most = 0.0
-    while above(most) > 0:
-        most += 1
-    while above(most - 0.5) <= 0:
-        most -= 0.5
-    least = most - 0.5
-    while excess(least) <= 0:
-        least -= 0.5
-    return _up(math.exp(brentq(excess, least, most, xtol=_PRECISION) + _PRECISION))
+    return least_noise(spent, target, least_noise(bound, target, 1.0))
 
 
 @cache
