@@ -41,7 +41,7 @@ class Measured(Simulation):
     """Clients that leave before they share, and what all of them have cost."""
 
     def __init__(self, gone: Sequence[int]) -> None:
-        super().__init__(SecureAggregationConfig(0.6), EQUAL)
+        super().__init__(EQUAL)
         self.gone, self.seconds = gone, 0.0
         self.bytes = {"up": 0, "down": 0}
 

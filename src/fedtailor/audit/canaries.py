@@ -215,11 +215,11 @@ def by_canaries(trained: TrainedMethod, runs: int, deadline: Deadline) -> list[F
     """The bound beside the account of a run's rounds, at the same delta."""
     method, federation, plan = trained.method, trained.federation, trained.experiment.plan
     account = plan.account(federation) if plan.privacy.of_clients else None
-    attack, measure = ("canaries", "release", "epsilon at least"), "not tried: "
-    if method.trains_alone or not isinstance(account, Account):
-        alone = "nothing is sent" if method.trains_alone else ""
-        why = alone or "without [privacy] for clients nothing is claimed of them"
-        return [Finding(*attack, measure + why)]
+    attack = "canaries", "release", "epsilon at least"
+    if method.trains_alone:
+        return Finding.none(*attack, "nothing is sent")
+    if not isinstance(account, Account):
+        return Finding.none(*attack, "without [privacy] for clients nothing is claimed of them")
     strict = replace(account, delta=min(_DELTA, account.delta))
     try:
         strict.check()
@@ -228,7 +228,7 @@ def by_canaries(trained: TrainedMethod, runs: int, deadline: Deadline) -> list[F
     claimed = strict.spent(plan.rounds).epsilon
     found = audited(method, trained.task, federation, plan, runs, strict.delta, deadline)
     if found is None:
-        return [Finding(*attack, measure + "no time was left")]
+        return Finding.none(*attack, "no time was left")
     says = (
         f"the account says {claimed:.3g} at delta {strict.delta:.2g}; {found.right} of "
         f"{found.guesses} guesses were right, and all right would show {found.most:.3g}"

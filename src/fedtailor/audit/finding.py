@@ -32,6 +32,11 @@ class Finding:
     high: float | None = None
     chance: float | None = None
 
+    @classmethod
+    def none(cls, attack: str, target: str, measure: str, why: str) -> list[Finding]:
+        """Of an attack that was not tried."""
+        return [cls(attack, target, measure, f"not tried: {why}")]
+
     def cells(self) -> tuple[str, ...]:
         """The finding as a row of `HEADER`."""
         end = "or more" if self.high is None else f"to {_text(self.high)}"

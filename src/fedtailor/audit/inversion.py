@@ -80,12 +80,11 @@ def by_inversion(
 ) -> list[Finding]:
     """The attack on a batch of ``size`` rows, or of as few as the method trains on, of each of
     ``count`` clients, in so many ``steps``."""
-    attack, measure = "inversion", "error left"
+    names, plan = ("inversion", "upload", "error left"), trained.experiment.plan
     if trained.method.trains_alone:
-        return [Finding(attack, "upload", measure, "not tried: nothing is sent")]
-    if trained.experiment.plan.privacy.of_records:
-        why = "not tried: batches are drawn at random, with noise in each step"
-        return [Finding(attack, "upload", measure, why)]
+        return Finding.none(*names, "nothing is sent")
+    if plan.privacy.of_records:
+        return Finding.none(*names, "batches are drawn at random, with noise in each step")
     federation = with_least_batch(trained.method, trained.task, trained.federation, max(size, 2))
     size = max(size, federation.least_batch, trained.method.min_batch_size)
     pictures = isinstance(federation.dataset.inputs, Images)
@@ -96,17 +95,15 @@ def by_inversion(
                 continue
             if pictures:
                 numbers = _errors(sent, update, federation, steps)
-            elif (words := _words(trained, sent, update)) is not None:
-                numbers = words
             else:
-                why = "not tried: no table of the tokens' embeddings is sent"
-                return [Finding(attack, target, "words found", why)]
+                numbers = _words(trained, sent, update)
+            if not len(numbers):
+                why = "no table of the tokens' embeddings is sent"
+                return Finding.none("inversion", target, "words found", why)
             found.setdefault(target, []).append(numbers)
     if not found:
-        masked = trained.experiment.plan.secure_aggregation.is_active
-        why = "no time was left, or no client has so many rows"
-        why = "the server sees sums alone" if masked else why
-        return [Finding(attack, "upload", measure, f"not tried: {why}")]
+        masked = "the server sees sums alone" if plan.secure_aggregation.is_active else ""
+        return Finding.none(*names, masked or "no time was left, or no client has so many rows")
     make = _of_pictures if pictures else _of_words
     return [make(target, np.concatenate(numbers), size) for target, numbers in found.items()]
 
@@ -136,9 +133,8 @@ def _sent(trained: TrainedMethod, federation: Federation, size: int, count: int)
     able = [client for client in cohort if federation.num_examples(client) >= size]
     masked = plan.secure_aggregation.is_active
     no_masks = replace(plan.in_clear, privacy=plan.privacy)
-    train = client_works(
-        method, task, federation, replace(no_masks, local=LocalConfig(size, steps=1))
-    ).train
+    one_step = replace(no_masks, local=LocalConfig(size, steps=1))
+    train = client_works(method, task, federation, one_step).train
     plain = replace(method, optimiser=Optimiser(lr=method.optimiser.lr))
     server = to_device(first_server(method, task, federation), task.device)
     for client in able[:count]:
@@ -200,16 +196,16 @@ def _errors(sent: Sent, update: Params, federation: Federation, steps: int) -> F
     return (errors[at] / of_mean.clamp(min=1e-12)).double().numpy()
 
 
-def _words(trained: TrainedMethod, sent: Sent, update: Params) -> Floats | None:
+def _words(trained: TrainedMethod, sent: Sent, update: Params) -> Floats:
     """The part of the batch's tokens that are named, and that the most frequent ones are,
-    ``[1, 2]``; None if their embeddings are not sent."""
+    ``[1, 2]``; ``[0, 2]`` if their embeddings are not sent."""
     tables = [
         name
         for path, module in trained.task.model.named_modules()
         if isinstance(module, torch.nn.Embedding) and (name := f"{path}.weight") in update
     ]
     if not tables:
-        return None
+        return np.empty((0, 2))
     changes = max((update[name] for name in tables), key=len).double().norm(dim=1)
     batch = sent.batch
     ids = np.unique(batch["input_ids"][batch["attention_mask"] > 0].numpy())

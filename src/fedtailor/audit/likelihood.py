@@ -68,7 +68,7 @@ def by_likelihood(
     target = {model: confidences(trained, rows, states) for model, states in models.items()}
     shadows = list(_shadows(trained, rows, models, count, deadline))
     if not shadows:
-        return [Finding("shadows", "all", "AUC", "not tried: no time was left for a shadow run")]
+        return Finding.none("shadows", "all", "AUC", "no time was left for a shadow run")
     is_in = np.stack([is_in for is_in, _ in shadows])  # [N, n]
     told = np.minimum(is_in.sum(0), (~is_in).sum(0)) >= 1  # rows that were both
     findings = []

@@ -125,18 +125,12 @@ def told_apart(
         (measure(*samples), *interval(measure, samples, attack, model))
         for measure in (auc, found_rate)
     )
+    area = f"of a training and a held-out row it names the right one in {areas[0]:.0%} of cases"
+    rate = f"it finds {rates[0]:.1%} of the training rows, with at most 1 % of the others"
     return [
-        Finding(
-            attack, model, "AUC",
-            f"of a training and a held-out row it names the right one in {areas[0]:.0%} of cases",
-            *areas, 0.5,
-        ),
-        Finding(
-            attack, model, "rate at 1 %",
-            f"it finds {rates[0]:.1%} of the training rows, with at most 1 % of the others",
-            *rates, _FALSE,
-        ),
-    ]  # fmt: skip
+        Finding(attack, model, "AUC", area, *areas, 0.5),
+        Finding(attack, model, "rate at 1 %", rate, *rates, _FALSE),
+    ]
 
 
 def by_loss(trained: TrainedMethod, rows: Rows, models: dict[str, States]) -> list[Finding]:

@@ -9,33 +9,23 @@ from dataclasses import asdict
 from ..store.format import as_json
 from .options import add_json, add_trained, add_which
 
+_NUMBERS = (
+    ("--shadows", 0, "also train the method N times, on rows dealt anew, for a stronger attack"),
+    ("--batches", 4, "how many clients' uploads are inverted"),
+    ("--batch-size", 1, "rows of such an upload"),
+    ("--steps", 300, "of an inversion"),
+    ("--canaries", 400, "for the lower bound of epsilon under [privacy]"),
+    ("--minutes", 10.0, "after so many nothing new begins"),
+)
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_trained(parser)
     add_which(parser)
-    parser.add_argument(
-        "--shadows", type=int, default=0, metavar="N",
-        help="also train the method N times, on rows dealt anew, for a stronger attack; default: 0",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batches", type=int, default=4, metavar="N",
-        help="how many clients' uploads are inverted; default: 4",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch-size", type=int, default=1, metavar="N", help="rows of such an upload; default: 1"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=300, metavar="N", help="of an inversion; default: 300"
-    )
-    parser.add_argument(
-        "--canaries", type=int, default=400, metavar="N",
-        help="for the lower bound of epsilon under [privacy]; default: 400",
-    )  # fmt: skip
-    parser.add_argument(
-        "--minutes", type=float, default=10.0,
-        help="after so many nothing new begins; default: 10",
-    )  # fmt: skip
+    for name, default, what in _NUMBERS:
+        says = f"{what}; default: {default}"
+        parser.add_argument(name, type=type(default), default=default, metavar="N", help=says)
     add_json(parser)
     parser.set_defaults(command=_audit)
 
@@ -46,7 +36,7 @@ def _audit(options: argparse.Namespace) -> None:
     from ..report.text import TextTable
     from ..runs.trained import open_trained
 
-    names = ("shadows", "batches", "batch_size", "steps", "canaries", "minutes")
+    names = [name.strip("-").replace("-", "_") for name, _, _ in _NUMBERS]
     plan = Plan(**{name: getattr(options, name) for name in names})
     trained = open_trained(options.run, options.method, options.seed, which=options.which)
     found = audit(trained, plan, lambda line: print(line, file=sys.stderr))

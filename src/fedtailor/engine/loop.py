@@ -247,13 +247,12 @@ class Loop:
                     if position is None:
                         continue
                     at = self.chain.at(server, cohort.round, [client])
-                    at = replace(at, sent=sent, staleness=cohort.round - 1 - version)
+                    stale = cohort.round - 1 - version
+                    at = replace(at, sent=sent, staleness=stale, kept=result.kept)
                     upload = self.chain.receive(result.packed, at)
                     if not uploads.keeps:
                         self.chain.watch(upload, at)
                     uploads.put(position, upload)
-                    if result.kept is not None:
-                        self.chain.keep(client, result.kept)
         return results
 
     def _requests(

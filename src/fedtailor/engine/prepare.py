@@ -136,7 +136,7 @@ def _secure(
     if method.weighs_by_mean:
         own_weight = partial(method.own_weight, task)
     weigh = weighing(method, federation, plan)
-    clients = masking or Simulation(config, weigh, own_weight)
+    clients = masking or Simulation(weigh, own_weight)
     account, clip = plan.account(federation), plan.privacy.clip
     noise = account.noise * clip if plan.privacy.by_clients and account and clip else 0.0
     return Secure(config, clients, weigh, from_update, own_weight, noise, method.name)

@@ -29,7 +29,7 @@ from ..store.files import read_json, write_json, write_once
 from ..uploads.secure.client import Side
 from ..uploads.secure.config import SecureAggregationConfig
 from ..uploads.secure.keys import ProtocolError, agreed, private_key
-from ..uploads.secure.messages import WEIGHT, Held, Keys, Masks, Order, Setting, Weighing
+from ..uploads.secure.messages import WEIGHT, Held, Keys, Masks, Order, Sent, Setting, Weighing
 from .codec import WireError
 from .messages import STEPS, ClientReply, Masking, MaskingReply, RoundRequest
 from .schema import check_form
@@ -166,12 +166,9 @@ class GridClients:
         round_ = int(setting.name.rpartition("/")[2])
         return replace(self._executor.blank, round=round_, kind=kind, masking=masking)
 
-    def keep(self, client: int, upload: Params) -> None:
-        """Nothing: uploads are at the sites."""
-
     def reweigh(
-        self, setting: Setting, masks: Mapping[int, Any], mean: Params
-    ) -> Mapping[int, Params]:
+        self, setting: Setting, masks: Mapping[int, Any], mean: Params, uploads: Sent
+    ) -> Sent:
         message = self._message("reweigh", setting, self._executor.masking)
         form = {name: (torch.int32, tuple(value.shape)) for name, value in mean.items()}
         form[WEIGHT] = torch.int32, ()

@@ -21,8 +21,9 @@ class UploadContext:
     ``unchanged_from`` gives the upload that changes nothing of a state (`Method.unchanged`), and
     ``statistics`` are the names of running statistics. A stale upload is ``staleness`` rounds old
     and changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
-    ``masks`` are a client's, where the server is to see sums alone; ``clip`` is the norm that its
-    update may have, where that differs from round to round.
+    ``masks`` are a client's, where the server is to see sums alone, and ``kept`` is its upload
+    where a second pass needs it; ``clip`` is the norm that its update may have, where that differs
+    from round to round.
     """
 
     seed: int | str
@@ -37,6 +38,7 @@ class UploadContext:
     least: int = 1
     masks: Masks | None = None
     clip: float | None = None
+    kept: Params | None = None
 
     def unchanged(self, upload: Params) -> Params:
         """The float tensors of an upload like this one that changes nothing of ``state``."""
@@ -80,9 +82,6 @@ class Link:
     def receive(self, upload: Params, at: UploadContext) -> Params:
         """At the server: one client's upload again, as far as the server may know it."""
         return upload
-
-    def keep(self, client: int, upload: Params) -> None:
-        """Keep what a client whose side is simulated needs of its upload for a second pass."""
 
     def watch(self, upload: Params, at: UploadContext) -> None:
         """See one client's upload that is then added up and forgotten."""
@@ -151,10 +150,6 @@ class Chain(Link):
             if link.hides:  # the links before it see the sum
                 break
         return upload
-
-    def keep(self, client: int, upload: Params) -> None:
-        for link in self.links:
-            link.keep(client, upload)
 
     def watch(self, upload: Params, at: UploadContext) -> None:
         for link in self.links:

@@ -46,7 +46,7 @@ def test_the_fewest_that_may_be_left_add_enough_noise_without_the_part_of_one(
     left: int,
 ) -> None:
     """Through masks; clients send no update, of which the sum is the mean times the clients."""
-    link = Secure(SECURE, Simulation(SECURE, EQUAL), EQUAL, True, noise=0.4, method="fedavg")
+    link = Secure(SECURE, Simulation(EQUAL), EQUAL, True, noise=0.4, method="fedavg")
     masks = link.open(replace(AT, clients=tuple(range(6))), range(6))
     total = UploadSum()
     for k in range(left):
@@ -72,7 +72,7 @@ def test_noise_has_room_and_rounding_makes_no_update_longer() -> None:
 
 
 def test_noise_follows_from_the_run_or_from_the_site() -> None:
-    link = Secure(SECURE, Simulation(SECURE, EQUAL), EQUAL, True, noise=0.4, method="fedavg")
+    link = Secure(SECURE, Simulation(EQUAL), EQUAL, True, noise=0.4, method="fedavg")
     masks = link.open(replace(AT, clients=(0, 1, 2)), range(3))
     bare = replace(masks[0], plus=(), minus=())
 

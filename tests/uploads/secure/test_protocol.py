@@ -27,7 +27,7 @@ class Leaving(Simulation):
     """Clients of which some are gone from a step on."""
 
     def __init__(self, gone: Mapping[str, Sequence[int]]) -> None:
-        super().__init__(SecureAggregationConfig(0.6), WEIGHING)
+        super().__init__(WEIGHING)
         self.gone = gone
 
     def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Mapping[int, Any]:

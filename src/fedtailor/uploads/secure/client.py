@@ -47,10 +47,7 @@ class Side:
         mask, cipher, own = (token_bytes(SECRET).hex() for _ in range(3))
         unsigned = Keys(self.client, public_key(mask), public_key(cipher), "")
         signature = self.sign(keys_text(self.setting, unsigned).encode()).hex()
-        return (
-            Held(self.client, mask, cipher, own),
-            replace(unsigned, signature=signature),
-        )
+        return Held(self.client, mask, cipher, own), replace(unsigned, signature=signature)
 
     def share(self, held: Held, message: tuple[Keys, ...]) -> tuple[Held, Texts]:
         """Take the neighbours' keys, among others; for each of them, and itself, a share of the
@@ -60,9 +57,7 @@ class Side:
         if held.keys:
             raise ProtocolError("keys a second time")
         if len(others) + 1 < setting.needed:
-            raise ProtocolError(
-                f"{len(others)} neighbours are too few: {setting.needed} hold shares"
-            )
+            raise ProtocolError(f"{len(others)} neighbours are too few to hold shares")
         told = {key for keys in others.values() for key in (keys.mask, keys.cipher)}
         if len(told) < 2 * len(others):
             raise ProtocolError("two clients have the same key")
@@ -128,10 +123,9 @@ class Side:
         two shares. The secrets are forgotten with that."""
         setting, text = self.setting, list_text(self.setting, held.signed)
         signers = {
-            client
-            for client, signature in message
+            client for client, signature in message
             if client in held.signed and is_signed(self.known(client), text, signature)
-        }
+        }  # fmt: skip
         if not held.signed or len(signers) < setting.least:
             raise ProtocolError(
                 f"{len(signers)} clients have signed the same list as client {self.client}; "

@@ -10,7 +10,7 @@ import torch
 
 from ... import random
 from ...errors import TooFewUploadsError
-from ...params import Params, flat, unflat
+from ...params import Params, clone, flat, unflat
 from ..chain import Link, UploadContext
 from ..collected import UploadSum
 from .config import SecureAggregationConfig
@@ -36,6 +36,7 @@ class Secure(Link):
     noise: float = 0.0
     method: str = ""
     exchange: Exchange | None = field(default=None, init=False)
+    kept: dict[int, Params] = field(default_factory=dict, init=False)  # where clients are simulated
 
     hides = True
 
@@ -43,8 +44,9 @@ class Secure(Link):
         self.exchange = self._exchange(at)
         return self.exchange.open(present, self.weighing)
 
-    def keep(self, client: int, upload: Params) -> None:
-        self.clients.keep(client, upload)
+    def watch(self, upload: Params, at: UploadContext) -> None:
+        if at.kept is not None:
+            self.kept[at.clients[0]] = clone(at.kept)
 
     def send(self, upload: Params, at: UploadContext) -> Params:
         if at.masks is None:  # of no round: what travels has this form, and tells nothing
@@ -80,7 +82,8 @@ class Secure(Link):
         exchange = self._exchange(at)
         masks = exchange.open(at.clients, self.weighing)
         mean = {name: value.float() for name, value in mean.items()}
-        sent, total = self.clients.reweigh(exchange.setting, masks, mean), UploadSum()
+        kept, self.kept = self.kept, {}
+        sent, total = self.clients.reweigh(exchange.setting, masks, mean, kept), UploadSum()
         for place, client in enumerate(sorted(sent)):
             total.put(place, sent[client])
         if not sent:

@@ -15,6 +15,7 @@ from ...params import Params
 from .config import SecureAggregationConfig
 
 Texts = tuple[tuple[int, str], ...]  # by client
+Sent = Mapping[int, Params]
 OwnWeight = Callable[[Params, Params], Tensor]
 WEIGHT = "own weight"  # beside the tensors of an update, in a second pass
 
@@ -130,14 +131,12 @@ class Clients(Protocol):
         """The answers to one message for each client, of those that answer: a method of
         `client.Side` by name."""
 
-    def keep(self, client: int, upload: Params) -> None:
-        """Keep a client's upload for a second pass, where its side is here."""
-
     def reweigh(
-        self, setting: Setting, masks: Mapping[int, Any], mean: Params
-    ) -> Mapping[int, Params]:
-        """Tell the clients the mean of their uploads: what `link.reweighed` gives, of those that
-        answer. ``masks`` as the step "mask" gave them."""
+        self, setting: Setting, masks: Mapping[int, Any], mean: Params, uploads: Sent
+    ) -> Sent:
+        """Tell the clients the mean of their ``uploads``, which are known where they are simulated:
+        what `link.reweighed` gives, of those that answer. ``masks`` as the step "mask" gave them.
+        """
 
 
 def list_text(setting: Setting, clients: Collection[int]) -> str:

@@ -8,11 +8,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ...params import Params, clone
+from ...params import Params
 from .client import Side
-from .config import SecureAggregationConfig
 from .link import reweighed
-from .messages import Held, OwnWeight, Setting, Weighing
+from .messages import Held, OwnWeight, Sent, Setting, Weighing
 
 
 class Simulation:
@@ -20,14 +19,8 @@ class Simulation:
 
     name = "simulation"
 
-    def __init__(
-        self,
-        config: SecureAggregationConfig,
-        weighing: Weighing,
-        own_weight: OwnWeight | None = None,
-    ) -> None:
-        self._config, self._weighing, self._own_weight = config, weighing, own_weight
-        self._uploads: dict[int, Params] = {}
+    def __init__(self, weighing: Weighing, own_weight: OwnWeight | None = None) -> None:
+        self._weighing, self._own_weight = weighing, own_weight
         self._held: dict[int, Held | None] = {}
         self._key = lru_cache(None)(lambda client: Ed25519PrivateKey.generate())
 
@@ -39,16 +32,12 @@ class Simulation:
             self._held[client], answers[client] = getattr(side, step)(held, message)
         return answers
 
-    def keep(self, client: int, upload: Params) -> None:
-        self._uploads[client] = clone(upload)
-
     def reweigh(
-        self, setting: Setting, masks: Mapping[int, Any], mean: Params
-    ) -> Mapping[int, Params]:
+        self, setting: Setting, masks: Mapping[int, Any], mean: Params, uploads: Sent
+    ) -> Sent:
         assert self._own_weight is not None
-        how = self._own_weight, self._config.range
-        kept, self._uploads = self._uploads, {}
-        return {k: reweighed(kept[k], mean, one, *how) for k, one in masks.items()}
+        how = self._own_weight, setting.config.range
+        return {k: reweighed(uploads[k], mean, one, *how) for k, one in masks.items()}
 
     def _public(self, client: int) -> bytes:
         return self._key(client).public_key().public_bytes_raw()
