@@ -17,9 +17,11 @@ from safetensors.torch import load_file
 import fedtailor as ft
 from fedtailor.flower import Timeouts, serve
 from fedtailor.methods import METHODS
+from fedtailor.models import load_model
 from fedtailor.params import decode
 from fedtailor.store.client_states import SEEN
 from fedtailor.store.files import read_json, write_json
+from tests import kinds
 from tests.engine.test_privacy import backbone as without_norm
 from tests.flower.grid import DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, private_rows, same_bits
@@ -69,6 +71,23 @@ def test_a_bound_on_norms_acts_in_the_same_way(above: str, tmp_path: Path) -> No
     assert any("notes" in line for line in history) == (above == "refuse")
     assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
     _assert_private(near / "private.safetensors", far, tmp_path / "clients", direct)
+
+
+@pytest.mark.slow
+def test_a_quantised_language_model_with_packed_rows_is_the_same(tmp_path: Path) -> None:
+    data, model = kinds.data("instruct"), ft.ModelConfig(kinds.model("instruct"), quantise="nf4")
+
+    def backbone() -> ft.Backbone:
+        return load_model(model, data.objective, data.num_classes, 0)
+
+    local, fields = {"batch_size": 8, "pack": True}, {"trainable": "lora", "rank": 2}
+    chosen = experiment("fedavg", fields, rounds=2, split={"clients": 4}, local=local)
+    near = ft.run(chosen, tmp_path / "near", data=data, backbone=backbone()).path
+    direct = grid(chosen, tmp_path / "clients", dataset=data, model=backbone)
+    far = serve(direct, chosen, tmp_path / "far", backbone=backbone(), timeouts=QUICK)
+    near, far = (out / "methods/fedavg/seed-0" for out in (near, far))
+    assert lines(near / "history.jsonl") == lines(far / "history.jsonl")
+    assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
 
 
 def test_noise_with_the_same_secret_is_the_same(
