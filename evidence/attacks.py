@@ -331,8 +331,7 @@ _HEAD = """## How to read the tables
 - *Success* is that of a [backdoor](robustness.md#a-backdoor) in clients' own models.
 - Where nobody attacks all 20 clients train: a rule that finds all attackers still lacks their data.
 - A rule's number of attackers is the true one. Rates were chosen without an attack; clip, nnm and
-  meamed among two dozen rules by the validation data of seed 0, one of the seeds here, under a sign
-  flip and under a little is enough; those trials were not kept.
+  meamed among two dozen rules by the validation data of seed 0, one of the seeds here.
 - [attacks.csv](attacks.csv) has all intervals, the shared models, and each row's settings:
   `fedtailor run attacks --set SETTING ...` repeats it ([more](evidence.md)).
 """

@@ -106,32 +106,28 @@ examples? Compare which method is ahead, not the numbers.
 COUNTS
 
 Rows with \\* ask what the paper does not, and are not counted.
-`python -m evidence.claims fedsq-4` prints a row's commands, and with the run directories that these
-wrote the row again ([more](evidence.md#the-papers-claims)).
+[`python -m evidence.claims fedsq-4`](evidence.md#the-papers-claims) prints a row's commands.
 
 ## How to read the tables
 
 - **the paper**: its number and where it stands. A place alone: the text has no number.
-- **ours**: accuracies (of spans the F1) of each client's own model on its own test examples, in
-  percent, at the round that validation chose, the mean over clients, then over seeds: A against B
-  in the order of the claim, then A minus B with its 95 % interval over clients and seeds, or each
-  seed's difference. "±" is the standard deviation over seeds. Rounds are those to the lower of the
-  two best validation accuracies; fewer are better. Of three seeds, but †: one, ‡: two.
+- **ours**: test accuracies (of spans the F1) of each client's own model, in percent, at the round
+  that validation chose, the mean over clients, then over seeds: A against B in the order of the
+  claim, then A minus B with its 95 % interval over clients and seeds, or each seed's difference.
+  "±" is the standard deviation over seeds. Rounds are those to the lower of the two best validation
+  accuracies. Of three seeds, but †: one, ‡: two.
 - **what differs** from the paper, beside the sentence above the table.
 
-A claim **holds** if this is so:
-
-- two methods: the interval lies above 0; "within N points": above -N; "within ± N points": between
-  -N and N;
-- one value a seed, such as the decile or rounds: the difference favours the method with every seed;
-- two gains: the first interval lies above the second;
-- a number: its mean is within a tolerance of the paper's, or reaches a bound, as in brackets (ours
-  where the paper has no number).
+| what is compared | the claim holds if |
+|---|---|
+| two methods | the interval lies above 0; "within N points": above -N; "within ± N points": in it |
+| one value a seed (decile, rounds) | the difference favours the method with every seed |
+| two gains | the first interval lies above the second |
+| a number | it is within a tolerance of the paper's, or reaches a bound (in brackets) |
 
 It **holds in direction** if only the mean difference is as claimed, or with one seed alone; a
-number, if it is within twice the tolerance or beyond a weaker bound (`beyond` in
-`evidence/claims.toml`). **Not here**: neither, or the method diverged. Where the interval contains
-0 our data cannot tell. Seeds with which the other method diverged are left out, and named.
+number, if it is within twice the tolerance or beyond a weaker bound. **Not here**: neither, or the
+method diverged. Where the interval contains 0 our data cannot tell.
 
 Rates are chosen on validation data by [trials](evidence.md#trials); `papers/fedsq` has the paper's.
 Some methods have the rate of one that is like them, and may look worse than they are: FedAvg + FT,

@@ -233,8 +233,7 @@ _HEAD = """# Fifteen methods on four data sets
 
 How good is each method, and what does it cost? The first five are the main methods of this library,
 the others baselines. On a data set all have the same clients, rounds, batches and model. **Bold**:
-the best, and those that can't be told from it. *n/a*: not planned, for reasons below. *not run*: no
-run has ended yet.
+the best, and those that can't be told from it. *n/a*: not planned, for reasons below.
 """
 
 _COSTS = """Kilobytes that a client sends and receives in a round, and the processor time of a whole
@@ -248,9 +247,8 @@ _TAIL = """
   percent, then over seeds. **perplexity**: exp of the mean over clients of the loss a token; lower
   is better. **±**: the standard deviation over seeds. **Bold** methods have three seeds and all
   trials, and the 95 % interval of their difference to the best, over clients and seeds, contains 0.
-- **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30; so FedSDG
-  has two or five gates a client. **FedSQ** trains whole blocks on texts; on Fashion-MNIST the
-  network, and so the pattern that FedSQ fixes, starts at random.
+- **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30. **FedSQ**
+  trains whole blocks on texts; on Fashion-MNIST the pattern that it fixes starts at random.
 BUDGET
 - **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders. Each run had one
   process of an x86-64 machine with 2 cores and no GPU.
@@ -261,8 +259,7 @@ BUDGET
 
 ![The mean and the worst tenth of each method on each data set](images/cross.svg)
 
-A line goes from a method's mean to its worst tenth. Orange are the five main methods. A dot is open
-where seeds or trials are missing.
+A line goes from a method's mean to its worst tenth. Orange are the five main methods.
 """
 
 

@@ -91,7 +91,7 @@ def absent(found: Found) -> str:
     lora = sorted(rows["text"] - rows["image"])
     said = [
         f"{in_prose([f'`{m}`' for m in lora])} have no rows for pictures: LoRA would leave the "
-        "convolutions of the network at their random values."
+        "convolutions at their random values."
     ]
     for method in sorted(rows["image"] - rows["text"]):
         said.append(f"`{method}` has none for texts, where it trains the whole model.")

@@ -17,7 +17,7 @@ from evidence import cross_cells, map_tuning
 from evidence.map_cells import ALONE, cells, language_models, other_tasks, planned_settings
 from evidence.map_figure import draw
 from evidence.markdown import markdown_table
-from evidence.run import HERE, NO_ENDS
+from evidence.run import HERE
 from fedtailor.methods import METHODS
 from fedtailor.report.names import in_prose
 from fedtailor.report.numbers import bare
@@ -126,7 +126,6 @@ def _short(found: Sequence[Mapping[str, Any]]) -> str:
         ahead=sum(low > 0 for _, low, _ in shared),
         shared=len(shared),
         behind=sum(high < 0 for *_, high in shared),
-        no_ends="" if all(cell.has_ends for cell in _best_language_models()) else f"\n{NO_ENDS}\n",
     )
 
 
@@ -323,9 +322,6 @@ over all pairs; `advise` prints yours.
 
 On texts `fedsq` trains whole blocks, the others LoRA. FedAvg on the same blocks comes close to it
 at Dirichlet 1; at 10 its results vary much ([claims fedsq-18 and 19](claims.md#fedsq)).
-{no_ends}
-`advise` takes settings of your task, and prefers your kind: texts, pairs of texts or pictures, a
-pretrained model or none. It names the best method there on validation data first.
 
 ## The settings
 
@@ -337,13 +333,12 @@ clear difference*: methods whose interval to the highest test accuracy contains 
 _READ = """How many points is each method's mean accuracy over clients above that of training alone
 (the row `local`)? **Bold**: clearly ahead. In brackets: clearly behind. Elsewhere the 95 % interval
 contains 0. In a setting all methods have the same clients, rounds, batches and model: with texts
-MiniLM, where LoRA is on the last two of six blocks (so FedSDG has two gates a client), with
-pictures a small CNN. Seeds: {seeds}.
+MiniLM with LoRA on the last two of six blocks, with pictures a small CNN. Seeds: {seeds}.
 """
 
-_FIGURE = """[when.csv](when.csv) has everything: intervals, bytes, time, the client at the worst
-tenth, and the share of clients that would have done better alone. Its column `settings` repeats a
-setting: `fedtailor run map --set ...`.
+_FIGURE = """[when.csv](when.csv) has intervals, bytes, time, the client at the worst tenth, and
+the share of clients that would have done better alone. Its column `settings` repeats a setting:
+`fedtailor run map --set ...`.
 
 ![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
 """
@@ -365,8 +360,8 @@ We made these of real texts ([how](evidence.md#tasks-that-we-made)):
 
 8 clients have 40 examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks. Numbers
 are as above, in the task's own metric: points, or by how much an RMSE is lower. *No model*: any
-answer to a pair, a passage drawn at random, the mean of a client's training rows. The methods are
-close to it, or worse: so little data and training hardly tells them apart.
+answer to a pair, a passage drawn at random, the mean of a client's training rows. So little data
+and training hardly tells the methods apart.
 
 {table}
 """
@@ -385,8 +380,8 @@ on your own validation data.
 - {head_passes}
 - {absent}
 - **FedSQ** is made for pretrained networks; on pictures its pattern is that of random weights.
-- **Inputs**, such as scanners, differ among clients only in [FedMerge's Figure
-  6](claims.md#fedmerge), here labels and numbers of examples.{missing}
+- **Inputs**, such as scanners, differ only in [FedMerge's Figure 6](claims.md#fedmerge), here
+  labels and numbers of examples.{missing}
 
 `python -m evidence.when` writes every number ([how](evidence.md)). `preset=images` needs
 [Fashion-MNIST](data.md#use-a-ready-data-set).
