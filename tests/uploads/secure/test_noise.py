@@ -25,12 +25,16 @@ LIKE = {"a": torch.zeros(200, 100), "b": torch.zeros(3)}
 AT = UploadContext(7, (), lambda state, upload: state, LIKE, round=3)
 
 
-@pytest.mark.parametrize("std", [1, 5])
-def test_numbers_are_drawn_as_often_as_they_should_be(std: int) -> None:
-    draws = discrete_gaussian(np.random.default_rng(std), std, 100_000)
+@pytest.mark.parametrize(("std", "count", "close"), [(1, 100_000, 1e-12), (3, 5_000, 1.0)])
+def test_numbers_are_drawn_as_often_as_they_should_be(
+    std: int, count: int, close: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all probabilities are compared with 50 digits."""
+    monkeypatch.setattr("fedtailor.uploads.secure.discrete_gaussian._CLOSE", close)
+    draws = discrete_gaussian(np.random.default_rng(std), std, count)
     values = np.arange(-3 * std, 3 * std + 1)
     p = np.exp(-(np.arange(-12.0 * std, 12 * std + 1) ** 2) / (2 * std**2))
-    expected = 100_000 * np.exp(-(values**2) / (2 * std**2)) / p.sum()
+    expected = count * np.exp(-(values**2) / (2 * std**2)) / p.sum()
     counts = np.array([(draws == value).sum() for value in values])
     assert (((counts - expected) ** 2 / expected).sum()) < stats.chi2.isf(1e-3, len(values))
 
