@@ -79,8 +79,7 @@ class Canaries:
     @classmethod
     def drawn(cls, like: Params, clients: int, plan: Plan, *key: int | str) -> Canaries:
         """As many canaries as clients, or as values in an upload."""
-        clip, size = plan.privacy.clip, len(flat(like))
-        assert clip is not None
+        clip, size = plan.privacy.bound, len(flat(like))
         draws = random.generator("canaries", *key)
         count = min(clients, size)
         each = size // count

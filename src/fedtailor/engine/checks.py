@@ -193,7 +193,7 @@ def _refuse(reasons: Mapping[str, tuple[bool, str]], setting: str) -> None:
 
 def check_secure_aggregation(method: Method, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the plan needs more of uploads than their sum."""
-    secure, clip, size = plan.secure_aggregation, plan.privacy.clip, plan.cohort_size(federation)
+    secure, clip, size = plan.secure_aggregation, plan.privacy.bound, plan.cohort_size(federation)
     if not secure.is_active:
         return
     single = "nobody sees single uploads"
@@ -211,15 +211,13 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
     _refuse(reasons, "[secure_aggregation]")
     if size < 2:
         raise InputError(f"secure_aggregation needs a cohort of two clients or more; it has {size}")
-    if plan.privacy.of_clients and clip is not None and clip > secure.range:
+    if plan.privacy.of_clients and clip > secure.range:
         raise InputError(
             f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "
             "which clients send nothing would tell of their data; set a range of at least the clip"
         )
-    account = plan.account(federation)
-    if plan.privacy.by_clients and account is not None and clip is not None:
-        least = secure.least(size)
-        numbers = FixedPoint(secure.range, size, account.noise * clip, least)
+    if account := plan.account(federation) if plan.privacy.by_clients else None:
+        numbers = FixedPoint(secure.range, size, account.noise * clip, secure.least(size))
         if (steps := numbers.noise_steps(1 / size)) < LEAST_NOISE:
             raise InputError(
                 f"privacy.noise_by = 'clients': a client's noise has a standard deviation of "

@@ -216,15 +216,14 @@ class Plan:
 
     def privacy_words(self, federation: Federation) -> str:
         """What the run spends of its clients' privacy; empty where there is no noise."""
-        account, clip, quantile = (
-            self.account(federation), self.privacy.clip, self.privacy.clip_quantile
-        )  # fmt: skip
-        if account is None or clip is None:
+        account, quantile = self.account(federation), self.privacy.clip_quantile
+        if account is None:
             return ""
+        words = account.words(self.privacy.bound)
         if quantile is None or isinstance(account, RecordAccount):
-            return account.words(clip)
+            return words
         return (
-            f"{account.words(clip)}; the norm moves to the quantile {quantile:g} of all, for "
+            f"{words}; the norm moves to the quantile {quantile:g} of all, for "
             f"{100 * (account.update_noise / account.noise - 1):.2g} % more noise"
         )
 

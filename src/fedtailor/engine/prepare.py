@@ -137,8 +137,8 @@ def _secure(
         own_weight = partial(method.own_weight, task)
     weigh = weighing(method, federation, plan)
     clients = masking or Simulation(weigh, own_weight)
-    account, clip = plan.account(federation), plan.privacy.clip
-    noise = account.noise * clip if plan.privacy.by_clients and account and clip else 0.0
+    account = plan.account(federation) if plan.privacy.by_clients else None
+    noise = account.noise * plan.privacy.bound if account else 0.0
     return Secure(config, clients, weigh, from_update, own_weight, noise, method.name)
 
 
@@ -160,8 +160,8 @@ def _private(
     method: Method, federation: Federation, plan: Plan, clip_now: float | None
 ) -> Private | None:
     """The link that clips and adds noise, if the plan has it."""
-    account, clip = plan.account(federation), plan.privacy.clip
-    if not isinstance(account, Account) or clip is None or method.trains_alone:
+    account, clip = plan.account(federation), plan.privacy.bound
+    if not isinstance(account, Account) or method.trains_alone:
         return None
     quantile, secure, size = plan.privacy.clip_quantile, plan.secure_aggregation, account.cohort
     if quantile is None:
@@ -174,8 +174,8 @@ def _private(
 
 def _step_noise(method: Method, federation: Federation, plan: Plan) -> StepNoise | None:
     """The noise in clients' steps, if the plan has it."""
-    account, clip = plan.account(federation), plan.privacy.clip
-    if not isinstance(account, RecordAccount) or clip is None or method.trains_alone:
+    account, clip = plan.account(federation), plan.privacy.bound
+    if not isinstance(account, RecordAccount) or method.trains_alone:
         return None
     uses = method.steps_on_batch(plan.local.passes)
     std = account.noise * clip * math.sqrt(uses)

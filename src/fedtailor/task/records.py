@@ -66,19 +66,10 @@ def noised_gradient(
     noise: RecordNoise,
     rows: int | None,
 ) -> tuple[Params, Tensor]:
-    """The gradient g of a step on a `SampledBatch`.
-
-    Args:
-        gradient_of: from a batch of one example and a key to the gradient, the loss and new values
-            of state buffers, of which there may be none.
-        batch: of a client's sampled batches.
-        key: int64 scalar; each example has its own by its place in the batch.
-        noise: the client's.
-        rows: so many examples are computed at a time; None: all.
-
-    Returns:
-        g by parameter, and the mean loss of the examples that were drawn.
-    """
+    """The gradient g of a step on a `SampledBatch`, by parameter, and the mean loss of the examples
+    that were drawn. ``gradient_of`` makes of a batch of one example, and a ``key`` by its place, a
+    gradient, a loss and new values of buffers, of which there may be none; of ``rows`` examples at
+    a time, by default of all."""
     if not isinstance(batch, SampledBatch):
         _refuse("trains on examples that are not those of a sampled batch")
     examples, number = batch.take()

@@ -116,6 +116,11 @@ class PrivacyConfig:
         return self.epsilon is not None or self.noise is not None
 
     @property
+    def bound(self) -> float:
+        """``clip``, where there is noise."""
+        return self.clip or 0.0
+
+    @property
     def is_poisson(self) -> bool:
         """Whether each client is drawn by itself."""
         return self.sampling == "poisson"
@@ -254,20 +259,10 @@ class Account:
 def account(
     config: PrivacyConfig, clients: int, cohort: int, rounds: int, least: int = 1
 ) -> Account:
-    """The account of a run; the noise is the least one, to four digits, where epsilon alone is
-    given.
-
-    Args:
-        config: active settings.
-        clients: K, those that may be drawn.
-        cohort: M, how many of them train in each round.
-        rounds: T.
-        least: m, the smallest cohort that changes anything.
-
-    Raises:
-        InputError: there is one client alone; all train, and are said to be drawn; epsilon and
-            noise are given, and the rounds spend more; the package dp-accounting is missing.
-    """
+    """The account of ``rounds`` with ``cohort`` of ``clients`` each; the noise is the least one, to
+    four digits, where epsilon alone is given. Raises InputError where there is one client alone, or
+    all are said to be drawn; where epsilon and noise are given, and the rounds spend more; or where
+    the package dp-accounting is missing."""
     delta = clients**-1.1 if config.delta is None else config.delta
     if delta >= 1:
         raise InputError("privacy needs two clients or more; 1 takes part")

@@ -84,19 +84,10 @@ class RecordAccount:
 def record_account(
     config: PrivacyConfig, clients: Collection[tuple[int, float, int]], rounds: int
 ) -> RecordAccount:
-    """The account of the client that spends the most; the noise is the least one, to four digits,
-    where epsilon alone is given.
-
-    Args:
-        config: active settings.
-        clients: by kind of client its number of records, the rate at which a batch has one of
-            them, and its steps in a round.
-        rounds: T.
-
-    Raises:
-        InputError: a client has one record alone; epsilon and noise are given, and the rounds
-            spend more; the package dp-accounting is missing.
-    """
+    """The account of the client that spends the most in ``rounds``; the noise is the least one, to
+    four digits, where epsilon alone is given. ``clients`` are by kind its number of records, the
+    rate at which a batch has one of them, and its steps in a round. Raises InputError where one has
+    one record alone; or as `accounting.account` does."""
     if config.delta is None and min(count for count, _, _ in clients) < 2:
         raise InputError(
             "privacy.level = 'record': delta is n^-1.1 of a client's n records, and a client has "
