@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import traceback
@@ -39,7 +40,6 @@ from ..store.committed import MOST_ROLL_BACKS
 from ..store.files import write_json
 from ..store.secret import secret_of
 from ..task.backbone import Backbone
-from ..uploads.secure.messages import Masks
 from .codec import FAULTS, Limits, pack, unpack
 from .masking import SiteMasks
 from .messages import (
@@ -174,10 +174,7 @@ class Site:
         served = self._served(node)
         message, payloads = unpack(content, RoundRequest, partial(self._limits, served))
         folder = self._folder(message)
-        if message.kind in STEPS:
-            steps = [self._step(message, one.client, served, folder) for one in message.requests]
-            return pack(RoundReply(message.run, message.round, message.kind, tuple(steps)))
-        session = self._opened(message)
+        session = None if message.kind in STEPS else self._opened(message)
         before = [
             (_trial_folder(self.folder / name, message.label, message.seed), up_to)
             for name, up_to in message.before
@@ -188,13 +185,15 @@ class Site:
             path.replace(folder / "data.json")
         results: list[ClientReply] = []
         sent: list[Params] = []
-        upload: Params | None
         for request in message.requests:
+            upload: Params | None = None
             try:
                 self._check_request(message, request, served, payloads)
                 payload, states = payloads[request.payload], States(folder, before)
-                masks = self._masks(session, message, request, folder)
-                if message.kind == "reweigh":
+                masks = self._masks(message, request, folder, session)
+                if session is None:
+                    result = ClientReply(request.client, masking=masks)
+                elif message.kind == "reweigh":
                     result, upload = session.reweighed(request.client, payload, states, masks)
                 else:
                     with session.checked(message.kind, request.client, payload) as received:
@@ -202,42 +201,27 @@ class Site:
             except (InputError, *FAULTS) as error:
                 gone = isinstance(error, DivergedError)
                 result = ClientReply(request.client, error=_told(error), diverged=gone)
-                upload = None
             if upload is not None:
                 result = replace(result, payload=len(sent))
                 sent.append(upload)
             results.append(result)
         return pack(RoundReply(message.run, message.round, message.kind, tuple(results)), sent)
 
-    def _step(
-        self, message: RoundRequest, client: int, served: Collection[int], folder: Path
-    ) -> ClientReply:
-        """The answer of a client to a step of secure aggregation."""
-        try:
-            if client not in served:
-                raise InputError(f"client {client} is not served here")
-            return ClientReply(client, masking=self._sides(folder).step(message, client))
-        except (InputError, *FAULTS) as error:
-            return ClientReply(client, error=_told(error))
-
     def _masks(
-        self, session: Session, message: RoundRequest, request: WireRequest, folder: Path
-    ) -> Masks | None:
-        """The masks of what a client sends; None in an experiment without them."""
-        alone = session.works.train.method.trains_alone
-        secure = self.experiment.secure_aggregation.is_active and not alone
-        if not secure or message.kind not in ("train", "reweigh"):
-            return None
-        training = session.works.train
-        weigh = weighing(training.method, training.federation, session.plan)
-        sides = replace(self._sides(folder), weighing=weigh)
-        masks: Masks = sides.step(message, request.client, request.order)
-        return masks
-
-    def _sides(self, folder: Path) -> SiteMasks:
-        experiment = self.experiment
-        sides = SiteMasks(experiment.secure_aggregation, self.folder, folder)
-        return replace(sides, most=experiment.rounds) if experiment.privacy.by_clients else sides
+        self, message: RoundRequest, request: WireRequest, folder: Path, session: Session | None
+    ) -> Any:
+        """What a client answers in a step of secure aggregation, or the masks of what it sends;
+        None where it masks nothing."""
+        experiment, weigh = self.experiment, None
+        if session is not None:
+            training, is_active = session.works.train, experiment.secure_aggregation.is_active
+            sends = message.kind in ("train", "reweigh")
+            if training.method.trains_alone or not is_active or not sends:
+                return None
+            weigh = weighing(training.method, training.federation, session.plan)
+        most = experiment.rounds if experiment.privacy.by_clients else math.inf
+        sides = SiteMasks(experiment.secure_aggregation, self.folder, folder, weigh, most)
+        return sides.step(message, request.client, request.order)
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:
         """What a message to the clients ``served`` here may have, if it is of this experiment."""

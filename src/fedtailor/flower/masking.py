@@ -10,7 +10,6 @@ keys into the site's own folder beforehand.
 from __future__ import annotations
 
 import json
-import math
 import re
 import secrets
 import time
@@ -59,8 +58,8 @@ class SiteMasks:
     config: SecureAggregationConfig
     home: Path
     folder: Path
-    weighing: Weighing | None = None  # for clients that send values
-    most: float = math.inf
+    weighing: Weighing | None  # for clients that send values
+    most: float
 
     def step(self, message: RoundRequest, client: int, order: Order | None = None) -> Any:
         """Take the step that a message asks of a client: a `MaskingReply`, or with an ``order`` to

@@ -45,9 +45,7 @@ class SecureAggregationConfig:
 
     def degree(self, clients: int) -> int:
         """How many neighbours each of ``clients`` has: all others, or an even number of them."""
-        wanted = (
-            degree(clients, self.least(clients)) if self.neighbours is None else self.neighbours
-        )
+        wanted = self.neighbours or degree(clients, self.least(clients))
         return clients - 1 if wanted >= clients - 2 else wanted + wanted % 2
 
     def needed(self, clients: int) -> int:
