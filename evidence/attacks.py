@@ -325,9 +325,8 @@ _HEAD = """## How to read the tables
   [attack](robustness.md#simulate-attacks) by a fifth of the clients, or by the share that it names;
   "× 5" is its strength.
 - The first row has accuracies if nobody attacks: the mean over clients of each client's own model
-  on its own test examples, then over seeds. Below it stand differences to that, in points, over
-  honest clients. **Bold**: damaged, as the 95 % interval over clients and seeds lies below 0.
-  †: one seed, which says little of others.
+  on its own test examples, then over seeds. Below it stand differences in points, of honest
+  clients. **Bold**: damaged, as the 95 % interval over clients and seeds lies below 0. †: one seed.
 - *Success* is that of a [backdoor](robustness.md#a-backdoor) in clients' own models.
 - Where nobody attacks all 20 clients train: a rule that finds all attackers still lacks their data.
 - A rule's number of attackers is the true one. Rates were chosen without an attack; clip, nnm and

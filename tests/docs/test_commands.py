@@ -105,7 +105,6 @@ NOT_RUN = {
     "tune": {"pip": INSTALLS},
     "watch": {".* --serve": "serves until Ctrl-C; tests/watch opens it in a browser",
               "fedtailor watch news": "the tutorial on three sites runs it"},
-    "fedbn": {"": "test_experiment_files_are_valid loads its file; it takes an hour"},
 }  # fmt: skip
 SHORT = ("continue", "predict")
 """They run in ``make test-slow``, the others in ``make test-long``."""
