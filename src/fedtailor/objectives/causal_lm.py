@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .encoding import Example, encodings, filler, with_end
+from .encoding import Example, Tokenizer, Values, encodings, filler, with_end
 from .objective import IGNORED
 from .writing import Ids, Writing
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 
 class Exported(ABC):
@@ -98,16 +97,13 @@ class CausalLM(Writing):
     meaning = "a language model, trained on the texts alone"
     generates = True
     packs = True
+    target = ""
     auto_classes: ClassVar[Mapping[str, str]] = {"text": "AutoModelForCausalLM"}
     peft_task = "CAUSAL_LM"
     exported = Exported
 
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each text with its end, the tokenizer's end-of-text token, once.
 
@@ -123,7 +119,7 @@ class CausalLM(Writing):
             yield Example([] if is_blank or len(ids) < 2 else ids[:max_length], is_cut)
 
     def encode_prompts(
-        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+        self, values: Values, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each text without the end that some tokenizers add, since a model
         goes on from it."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed, spelt
 from .cells import Cells, is_blank, trimmed, whole
-from .objective import MetricFunction, Objective, Scores, Targets, Words
+from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,10 +158,7 @@ class Classification(Objective):
     takes_pairs = True
     names_classes = "classes"
     has_classes = True
-    auto_classes: ClassVar[Mapping[str, str]] = {
-        "text": "AutoModelForSequenceClassification",
-        "image": "AutoModelForImageClassification",
-    }
+    auto_classes = OF_ROWS
     metrics: ClassVar[Mapping[str, MetricFunction]] = {
         "macro_f1": macro_f1,
         "auc": auc,
@@ -170,10 +167,8 @@ class Classification(Objective):
     }
     shares = frozenset({"macro_f1", "auc", "f1"})
     selects = "accuracy"
+    answer_columns = frozenset({"label", "probability", "probabilities"})
     exported = Exported
-
-    def num_outputs(self, num_classes: int) -> int:
-        return num_classes
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) and the top-1 hits."""
@@ -215,9 +210,6 @@ class Classification(Objective):
             "probability": round(answer.probability, 6),
             "probabilities": {name: round(p, 6) for name, p in answer.probabilities.items()},
         }
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"label", "probability", "probabilities", *(f"p({name})" for name in classes)}
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Number the classes of a column of labels.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+Values = Sequence[Any]  # one a row
+Tokenizer = Any  # a fast one of transformers
 _CHUNK = 1000  # texts that are tokenised together
 
 
@@ -29,9 +28,7 @@ class Example:
     sizes: list[int] | None = None
 
 
-def whole_texts(
-    values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> Iterator[Example]:
+def whole_texts(values: Values, tokenizer: Tokenizer, max_length: int) -> Iterator[Example]:
     """Yield the tokens of each text, or pair of texts, truncated, with the tokenizer's special
     tokens; a text without any token gets the first special one."""
     has_types = "token_type_ids" in tokenizer.model_input_names
@@ -42,10 +39,7 @@ def whole_texts(
 
 
 def encodings(
-    values: Sequence[Any],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None,
-    **options: Any,
+    values: Values, tokenizer: Tokenizer, max_length: int | None, **options: Any
 ) -> Iterator[Any]:
     """Yield the ``tokenizers.Encoding`` of each text, pair of texts (a tuple) or list of words;
     None: of whole texts. ``options`` are those of the tokenizer's call."""
@@ -62,7 +56,7 @@ def encodings(
         ).encodings
 
 
-def with_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def with_end(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """A text's tokens with the tokenizer's end-of-text token, once; as they are without one."""
     end = tokenizer.eos_token_id
     while end is not None and ids[-1:] == [end]:
@@ -70,7 +64,7 @@ def with_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return ids if end is None else [*ids, end]
 
 
-def filler(tokenizer: PreTrainedTokenizerBase) -> int:
+def filler(tokenizer: Tokenizer) -> int:
     """The token of a text that has none."""
     special: list[int] = tokenizer.all_special_ids
     return special[0] if special else 0

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief, listed
 from .causal_lm import CausalLM
 from .cells import parsed
-from .encoding import Example
+from .encoding import Example, Tokenizer, Values
 from .objective import IGNORED, Roles
 from .writing import Ids
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _WHOLE = ("messages", "conversations", "conversation")  # usual names of a column of messages
@@ -39,6 +38,7 @@ class Instruct(CausalLM):
     meaning = "conversations, of which the assistant's turns are learned"
     input_names = ("conversation",)
     joins_columns = True
+    target = "tokens"
     nothing_learned = "in which the assistant says nothing"
 
     def joined(
@@ -90,11 +90,7 @@ class Instruct(CausalLM):
         return {role: name for role, name in found.items() if name} if found["label"] else {}
 
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each conversation, and as labels those that are learned. Of one that
         is too long the last turn stays, and as much before it as there is room for.
@@ -128,7 +124,7 @@ class Instruct(CausalLM):
             )
 
     def encode_prompts(
-        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+        self, values: Values, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each conversation up to its last answer, which the model is to give;
         of one that is too long the last ones."""
@@ -145,9 +141,6 @@ class Instruct(CausalLM):
         learned = sum(int((one != IGNORED).sum()) for one in targets)
         share = 100 * learned / sum(map(len, targets))
         return f"{share:.1f} % of the tokens are the assistant's"
-
-    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
-        return np.zeros((rows, tokens), np.int64)
 
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the token after each, of those that are learned."""
@@ -222,9 +215,7 @@ def of_cells(cells: Sequence[Any], row: int) -> Turns:
     return turns
 
 
-def _tokens(
-    turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int
-) -> tuple[list[int], list[bool]]:
+def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and which of them the assistant says.
 
     A template may mark them; else they are what its text has more with a turn than with the
@@ -253,15 +244,13 @@ def _tokens(
     return whole.ids, [any(a <= start < b for a, b in spans) for start in starts]
 
 
-def rendered(
-    turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int, *, prompt: bool = False
-) -> str:
+def rendered(turns: Turns, tokenizer: Tokenizer, row: int, *, prompt: bool = False) -> str:
     """Return the text of a conversation; of a ``prompt`` with the beginning of an answer. Raises
     InputError where the chat template refuses it."""
     return str(_applied(turns, tokenizer, row, tokenize=False, add_generation_prompt=prompt))
 
 
-def _applied(turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int, **options: Any) -> Any:
+def _applied(turns: Turns, tokenizer: Tokenizer, row: int, **options: Any) -> Any:
     """What the chat template makes of a conversation."""
     from jinja2.exceptions import TemplateError
 
@@ -275,7 +264,7 @@ def _applied(turns: Turns, tokenizer: PreTrainedTokenizerBase, row: int, **optio
         ) from None
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+def _template(tokenizer: Tokenizer) -> str:
     try:
         return str(tokenizer.get_chat_template())  # the default of several
     except ValueError:

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
 from .classification import largest, numbered, with_several
-from .objective import MetricFunction, Objective, Roles, Scores, Targets, Words
+from .objective import OF_ROWS, MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Holds = NDArray[np.integer[Any]]  # 0 or 1: whether each label holds, [n, labels]
-Predictions = NDArray[
-    np.float64
-]  # the probability of each label, then the threshold: [n, labels+1]
+Predictions = NDArray[np.float64]  # each label's probability, then the threshold: [n, labels + 1]
 
 _BETWEEN = ("|", ";", ",")  # names in a cell
 _THRESHOLDS = np.array(sorted(np.arange(1, 20) / 20, key=lambda value: abs(value - 0.5)))
@@ -136,10 +134,7 @@ class MultiLabel(Objective):
     takes_pairs = True
     takes_flags = True
     names_classes = "labels"
-    auto_classes: ClassVar[Mapping[str, str]] = {
-        "text": "AutoModelForSequenceClassification",
-        "image": "AutoModelForImageClassification",
-    }
+    auto_classes = OF_ROWS
     metrics: ClassVar[Mapping[str, MetricFunction]] = {
         "f1_micro": f1_micro,
         "f1_macro": f1_macro,
@@ -150,6 +145,8 @@ class MultiLabel(Objective):
     shares = frozenset({"f1_micro", "f1_macro", "map"})
     selects = "f1_micro"
     tunes = "threshold"
+    target = "classes"
+    answer_columns = frozenset({"labels", "probabilities"})
     exported = Exported
 
     def tuned(self, value: float) -> MultiLabel:
@@ -167,12 +164,6 @@ class MultiLabel(Objective):
             count = max(1, targets.sum() + decided.sum())
             scores.append(2 * (decided & (targets > 0)).sum() / count)
         return float(_THRESHOLDS[int(np.argmax(scores))])
-
-    def num_outputs(self, num_classes: int) -> int:
-        return num_classes
-
-    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
-        return np.zeros((rows, num_classes), np.int64)
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the binary cross-entropy, the mean over the labels; a hit has every label right
@@ -222,9 +213,6 @@ class MultiLabel(Objective):
             "labels": list(answer.labels),
             "probabilities": {name: round(p, 6) for name, p in answer.probabilities.items()},
         }
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"labels", "probabilities", *(f"p({name})" for name in classes)}
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of labels: a list in each cell, also as JSON; or names with one separator

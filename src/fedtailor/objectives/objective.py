@@ -12,15 +12,18 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from .cells import Cells
-from .encoding import Example, whole_texts
+from .encoding import Example, Tokenizer, Values, whole_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # a target that stands for none
 REFERENCE = "cached.reference"  # in a batch: what a model `compares` with
 OWN_METRIC = "own_metric"  # of each client another one, by an experiment's choice
+OF_ROWS = {  # of transformers, for a class or numbers a row
+    "text": "AutoModelForSequenceClassification",
+    "image": "AutoModelForImageClassification",
+}
 LEAST = 1e-9  # of a sum of weights, which is 0 for padding alone
 MetricFunction = Callable[[Any, Any], float]
 """From the targets of a client's examples and the predictions, as `Objective.compared` gives them,
@@ -109,6 +112,10 @@ class Objective(ABC):
     generates: ClassVar[bool] = False  # an input is a prompt, which the model goes on from
     packs: ClassVar[bool] = False  # several inputs may share a row of tokens: `task.packing`
     has_decoder: ClassVar[bool] = False  # one part of the model reads, another writes the target
+    # the shape of a row's targets: row, tokens, classes or two (numbers); "": the inputs are them
+    target: ClassVar[str] = "row"
+    outputs: ClassVar[int | None] = None  # of a new head; None: one a class, or the model's own
+    answer_columns: ClassVar[frozenset[str]]  # of `columns`, but for the probability of each class
     auto_classes: ClassVar[Mapping[str, str]]  # of transformers, by the modality of the inputs
     metrics: ClassVar[Mapping[str, MetricFunction]] = {}  # what evaluate.metrics may name
     errors: ClassVar[frozenset[str]] = frozenset()  # metrics of which less is better
@@ -220,11 +227,7 @@ class Objective(ABC):
         return {}
 
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the examples of some texts, pairs of texts (tuples) or lists of words.
 
@@ -237,14 +240,15 @@ class Objective(ABC):
         return whole_texts(values, tokenizer, max_length)
 
     def encode_prompts(
-        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+        self, values: Values, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the examples of some inputs whose targets are not known."""
         return self.encode(values, None, tokenizer, max_length)
 
     def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any] | None:
         """Return targets of ``rows`` that have so many tokens each; None: the inputs are."""
-        return np.zeros(rows, np.int64) if self.reads_targets else None
+        sizes = {"row": [], "tokens": [tokens], "classes": [num_classes], "two": [2]}
+        return np.zeros([rows, *sizes[self.target]], np.int64) if self.target else None
 
     def check_modality(self, modality: str) -> None:
         """Raise InputError if the task can't have such inputs."""
@@ -258,7 +262,7 @@ class Objective(ABC):
 
     def num_outputs(self, num_classes: int) -> int | None:
         """Return how many outputs a model's new head has; None: the model has its own head."""
-        return None
+        return num_classes if self.names_classes else self.outputs
 
     def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return how many predictions each example of a batch is, float32 ``[b]``."""
@@ -327,6 +331,7 @@ class Objective(ABC):
     def columns(self, answer: Any) -> dict[str, Any]:
         """Return an answer as columns of a table; ``probabilities`` by class are one each."""
 
-    @abstractmethod
     def column_names(self, classes: Sequence[str]) -> set[str]:
         """Return the names of all of these columns."""
+        names = classes if "probabilities" in self.answer_columns else ()
+        return {*self.answer_columns, *(f"p({name})" for name in names)}

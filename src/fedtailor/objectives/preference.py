@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import is_blank, parsed
-from .encoding import Example
+from .encoding import Example, Tokenizer, Values
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
 from .objective import IGNORED, REFERENCE, MetricFunction, Roles, Scores, Targets
 from .vocabulary import token_losses
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 _CHOSEN, _REJECTED = "chosen", "rejected"
 _BETA = 0.1
@@ -59,6 +58,7 @@ class Preference(Instruct):
     settings = ("beta", "reference")
     sequences = 2
     packs = False
+    target = "two"
     counted = "examples"
     compares = True
     metrics: ClassVar[Mapping[str, MetricFunction]] = {"margin": margin}
@@ -118,11 +118,7 @@ class Preference(Instruct):
         return answers if prompt is None else {"text": prompt, **answers}
 
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each prompt with either answer, and as labels where these begin. Of a
         prompt that is too long the beginning is cut, the same for both; then answers are.
@@ -157,13 +153,10 @@ class Preference(Instruct):
             yield Example([*both[0], *both[1]], over > 0, None, begins, [*map(len, both)])
 
     def encode_prompts(
-        self, values: Sequence[Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+        self, values: Values, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         prompts = [value if (of := _object(value)) is None else of["prompt"] for value in values]
         return super().encode_prompts(prompts, tokenizer, max_length)
-
-    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
-        return np.ones((rows, 2), np.int64)
 
     def summary(self, targets: Any, classes: Sequence[str]) -> str:
         return ""

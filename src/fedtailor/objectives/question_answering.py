@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, is_blank, parsed
-from .encoding import Example, filler
+from .encoding import Example, Tokenizer, Values, filler
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
 from .text_metrics import exact_match, span_f1
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 _LEAST = 32  # tokens of a window, so that there is room for the context
 
@@ -168,10 +167,10 @@ class QuestionAnswering(Objective):
     shares = frozenset(metrics)
     selects = "span_f1"
     has_hits = False
+    target = "two"
+    outputs = 2
+    answer_columns = frozenset({"answer", "start", "score"})
     exported = Exported
-
-    def num_outputs(self, num_classes: int) -> int:
-        return 2
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return the columns of questions, contexts and answers; most lie in these."""
@@ -213,15 +212,8 @@ class QuestionAnswering(Objective):
         note = "" if has_any else f"{cells.place}: no training row has an answer to learn"
         return Targets(values, known, note=note)
 
-    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
-        return np.zeros((rows, 2), np.int64)
-
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the windows of each question and its context, with the answer's first and last
         token in each.
@@ -297,9 +289,6 @@ class QuestionAnswering(Objective):
     def columns(self, answer: Answer) -> dict[str, Any]:
         """Return the answer, its first character in the context, and its score."""
         return {"answer": answer.text, "start": answer.start, "score": round(answer.score, 6)}
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"answer", "start", "score"}
 
 
 def _by_window(logits: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

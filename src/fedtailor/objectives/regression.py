@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, is_blank, with_points
-from .objective import MetricFunction, Objective, Scores, Targets, Words
+from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,10 +106,7 @@ class Regression(Objective):
     name = "regression"
     meaning = "a number for each row"
     target_names = ("target", "value", "score", "rating", "label", "labels", "y")
-    auto_classes: ClassVar[Mapping[str, str]] = {
-        "text": "AutoModelForSequenceClassification",
-        "image": "AutoModelForImageClassification",
-    }
+    auto_classes = OF_ROWS
     metrics: ClassVar[Mapping[str, MetricFunction]] = {
         "rmse": rmse,
         "mae": mae,
@@ -122,6 +119,8 @@ class Regression(Objective):
     takes_pairs = True
     selects = "rmse"
     has_hits = False
+    outputs = 1
+    answer_columns = frozenset({"number"})
     settings = ("scale", "huber_delta")
     exported = Exported
 
@@ -134,9 +133,6 @@ class Regression(Objective):
 
     def described(self) -> dict[str, Any]:
         return {"scale": [self.mean, self.deviation]}
-
-    def num_outputs(self, num_classes: int) -> int:
-        return 1
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the squared error, in squares of the targets' deviation; with a ``huber_delta``
@@ -172,9 +168,6 @@ class Regression(Objective):
     def columns(self, answer: float) -> dict[str, Any]:
         """Return the number, with the digits that a model's output has."""
         return {"number": float(f"{answer:.9g}")}
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"number"}
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of numbers, also as texts with decimal commas or with commas between

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, is_blank
-from .encoding import Example, encodings, whole_texts, with_end
+from .encoding import Example, Tokenizer, Values, encodings, whole_texts, with_end
 from .objective import Roles, Targets
 from .writing import Ids, Writing
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 _LONG = 4  # words of a target, on average, that is surely no class
 
@@ -108,11 +107,7 @@ class Seq2Seq(Writing):
         return {}
 
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each text, and of its target with its end, the tokenizer's
         end-of-text token, once. A target that is truncated has none: it did not end there."""
@@ -130,9 +125,6 @@ class Seq2Seq(Writing):
         sizes = [len(one) for one in targets]
         three = f"{min(sizes):,}, {np.median(sizes):,.0f}, {max(sizes):,}"
         return f"tokens of a target (least, median, most): {three}"
-
-    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
-        return np.zeros((rows, tokens), np.int64)
 
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the targets."""

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief, listed
 from .cells import Cells, is_blank, parsed
 from .classification import Classification
-from .encoding import Example, encodings, filler
+from .encoding import Example, Tokenizer, Values, encodings, filler
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 Sentences = Sequence[Sequence[str]]
 Tagged = list[tuple[str, str | None]]
@@ -167,10 +166,9 @@ class TokenClassification(Objective):
     shares = frozenset(metrics)
     reported = tuple(metrics)
     selects = "entity_f1"
+    target = "tokens"
+    answer_columns = frozenset({"tokens", "tags"})
     exported = Exported
-
-    def num_outputs(self, num_classes: int) -> int:
-        return num_classes
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Number the tags of a column of lists; empty cells are unknown.
@@ -211,11 +209,7 @@ class TokenClassification(Objective):
         return Targets(values, known, found.classes)
 
     def encode(
-        self,
-        values: Sequence[Any],
-        targets: Sequence[Any] | None,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
+        self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each list of words. The target of a word's first token is its tag;
         the word's others, and special ones, have none. There are no tokens of a row without any
@@ -243,9 +237,6 @@ class TokenClassification(Objective):
                 labels[at] = tags[word]
             is_empty = all(label == IGNORED for label in labels)
             yield Example([] if is_empty else ids, is_cut, labels=labels)
-
-    def blank_targets(self, rows: int, tokens: int, num_classes: int) -> NDArray[Any]:
-        return np.zeros((rows, tokens), np.int64)
 
     def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return how many words of each example have a tag."""
@@ -324,9 +315,6 @@ class TokenClassification(Objective):
     def columns(self, answer: Tagged) -> dict[str, Any]:
         """Return the words and their tags."""
         return {"tokens": [word for word, _ in answer], "tags": [tag for _, tag in answer]}
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"tokens", "tags"}
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return the columns of words and of tags, lists of one length in most rows."""

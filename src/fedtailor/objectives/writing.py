@@ -29,6 +29,8 @@ class Writing(VocabularyObjective):
 
     per_token = True
     counted = "tokens"
+    target = "tokens"
+    answer_columns = frozenset({"text"})
     metrics: ClassVar[Mapping[str, MetricFunction]] = WRITTEN
     shares = frozenset(WRITTEN) | {OWN_METRIC}
 
@@ -47,6 +49,3 @@ class Writing(VocabularyObjective):
     def columns(self, answer: str) -> dict[str, Any]:
         """Return the text."""
         return {"text": answer}
-
-    def column_names(self, classes: Sequence[str]) -> set[str]:
-        return {"text"}
