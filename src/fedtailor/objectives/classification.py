@@ -188,12 +188,8 @@ class Classification(Objective):
         self, predictions: Probabilities, inputs: Sequence[Any], words: Words
     ) -> list[Prediction]:
         """Return the most probable class of each example, with all probabilities."""
-        found = []
-        for values in predictions.tolist():
-            best = int(np.argmax(values))
-            of_classes = dict(zip(words.classes, values, strict=True))
-            found.append(Prediction(words.classes[best], values[best], of_classes))
-        return found
+        rows = [dict(zip(words.classes, values, strict=True)) for values in predictions.tolist()]
+        return [Prediction(best := max(row, key=row.__getitem__), row[best], row) for row in rows]
 
     def undefined(self, targets: Labels, classes: Sequence[str]) -> tuple[str, ...]:
         return ("auc", "matthews") if len(np.unique(targets)) < 2 else ()
@@ -204,7 +200,6 @@ class Classification(Objective):
         return f"{len(classes)} classes: {largest(classes, shares)}"
 
     def columns(self, answer: Prediction) -> dict[str, Any]:
-        """Return the label, its probability and those of all classes."""
         return {
             "label": answer.label,
             "probability": round(answer.probability, 6),
@@ -214,20 +209,12 @@ class Classification(Objective):
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Number the classes of a column of labels.
 
-        The classes are the labels that occur in training rows, in sorted order; blanks around a
-        text don't count. A row without a label, or with an empty one, has class -1.
-
-        Args:
-            cells: N labels.
-            classes: the names of all classes, in order, whether they occur or not; labels that the
-                source names in another order are matched by name. Integer labels are numbers of
-                ``classes``, unless these are named by the integers. (): the source's classes, or
-                those of its training rows.
-
-        Raises:
-            InputError: no row of a split has a label; a label is of no known class, or can't be
-                shown; most rows have a label of their own.
-        """
+        The classes are the labels that occur in training rows, in sorted order, or ``classes``,
+        whether they occur or not; blanks around a text don't count. A row without a label, or with
+        an empty one, has class -1. Labels that the source names in another order are matched by
+        name; integer ones are numbers of ``classes``, unless these are named by the integers.
+        Raises InputError where no row of a split has a label; a label is of no known class, or
+        can't be shown; most rows have a label of their own."""
         labels, source_classes = whole(cells.values) or (), cells.classes
         if not source_classes and not (
             classes and all(map(classes.__contains__, map(str, labels)))
@@ -263,9 +250,7 @@ def numbered(
         labels = [source_classes[x] if x in allowed else x for x in labels]
     train = [label for label in labels[: cells.num_train] if not is_blank(label)]
     test = [label for label in labels[cells.num_train :] if not is_blank(label)]
-    if not all(isinstance(label, str) for label in train) and not all(
-        isinstance(label, int) for label in train
-    ):
+    if not any(all(isinstance(label, kind) for label in train) for kind in (str, int)):
         wrong = next((label for label in train if not isinstance(label, str | int)), train[0])
         raise InputError(f"labels must be all integers or all text; one of them is {wrong!r}")
     names = classes or source_classes
@@ -308,11 +293,10 @@ def _check_known(
     """Raise UnknownLabelError where a label has no number, for the first split that has any."""
     n = cells.num_train
     unknown = [row for row, x in enumerate(labels) if x not in numbers and not is_blank(x)]
-    split, rows = "training", [row for row in unknown if row < n]
-    if not rows:
-        split, rows = "test", unknown
-    if not rows:
+    if not unknown:
         return
+    in_train = [row for row in unknown if row < n]
+    split, rows = ("training", in_train) if in_train else ("test", unknown)
     label = labels[rows[0]]
     numbered = [*range(len(names))]
     is_range = isinstance(label, int) and (
@@ -337,7 +321,8 @@ data.task (fedtailor new: --task) to 'regression'; labels are words or whole num
     """
     texts = set()
     for label in labels:
-        if isinstance(label, list | tuple | dict | set | np.ndarray) or _is_list(label):
+        is_list = isinstance(label, str) and _LIST.fullmatch(label)
+        if is_list or isinstance(label, list | tuple | dict | set | np.ndarray):
             raise InputError(
                 f"{place} holds lists or objects: several labels of one row, a tag for each word, "
                 f"or an answer in a text {_OTHER} 'multi-label', 'token-classification' or "
@@ -356,10 +341,6 @@ data.task (fedtailor new: --task) to 'regression'; labels are words or whole num
                 f"{place} holds {brief(cell, 60)}: several labels of one row {_OTHER} "
                 "'multi-label'; if it is one label, list all in data.classes"
             )
-
-
-def _is_list(label: Any) -> bool:
-    return isinstance(label, str) and bool(_LIST.fullmatch(label))
 
 
 def with_several(texts: Iterable[str], between: str) -> str | None:

@@ -61,10 +61,7 @@ class Instruct(CausalLM):
 
     def conversations(self, columns: Sequence[Sequence[Any] | None]) -> list[str]:
         """Return the rows of the columns that `joined` names as JSON; None for one that is absent.
-
-        Raises:
-            InputError: a row is no conversation.
-        """
+        Raises InputError where a row is no conversation."""
         if len(columns) == 1:
             return [_written(turns_of(cell, row)) for row, cell in enumerate(columns[0] or (), 1)]
         rows = max(len(column) for column in columns if column is not None)
@@ -93,16 +90,9 @@ class Instruct(CausalLM):
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each conversation, and as labels those that are learned. Of one that
-        is too long the last turn stays, and as much before it as there is room for.
-
-        There are no tokens of a conversation in which the assistant says nothing.
-
-        Args:
-            targets: which row of its source each is.
-
-        Raises:
-            InputError: the assistant says nothing in any; the template refuses one.
-        """
+        is too long the last turn stays, and as much before it as there is room for; there are none
+        of one in which the assistant says nothing. ``targets`` say which row of its source each is.
+        Raises InputError where the assistant says nothing in any, or the template refuses one."""
         roles: set[str] = set()
         for row, value in zip(targets or range(1, len(values) + 1), values, strict=True):
             turns = turns_of(value, row)

@@ -53,11 +53,9 @@ def f1_macro(targets: Holds, predictions: Predictions) -> float:
     """The mean of the F1 of each label that holds for any example; NaN where there is none."""
     from sklearn.metrics import f1_score
 
-    present = np.flatnonzero(targets.any(0))
-    if not len(present):
-        return math.nan
+    options = {"labels": np.flatnonzero(targets.any(0)), "average": "macro", "zero_division": 0}
     decided = _decided(predictions).astype(int)
-    return float(f1_score(targets, decided, labels=present, average="macro", zero_division=0))
+    return float(f1_score(targets, decided, **options)) if targets.any() else math.nan
 
 
 def mean_average_precision(targets: Holds, predictions: Predictions) -> float:
@@ -66,10 +64,8 @@ def mean_average_precision(targets: Holds, predictions: Predictions) -> float:
     from sklearn.metrics import average_precision_score
 
     present = np.flatnonzero(targets.any(0))
-    if not len(present):
-        return math.nan
     each = [average_precision_score(targets[:, k], predictions[:, k]) for k in present]
-    return float(np.mean(each))
+    return float(np.mean(each)) if each else math.nan
 
 
 def threshold_of(targets: Holds, predictions: Predictions) -> float:
@@ -191,12 +187,11 @@ class MultiLabel(Objective):
         self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
     ) -> list[LabelsPrediction]:
         """Return the labels of each example, with all probabilities."""
-        found = []
-        for values in predictions.tolist():
-            by_label = dict(zip(words.classes, values, strict=True))
-            above = tuple(label for label, p in by_label.items() if p > self.threshold)
-            found.append(LabelsPrediction(above, by_label))
-        return found
+        rows = [dict(zip(words.classes, values, strict=True)) for values in predictions.tolist()]
+        return [
+            LabelsPrediction(tuple(label for label, p in row.items() if p > self.threshold), row)
+            for row in rows
+        ]
 
     def undefined(self, targets: Holds, classes: Sequence[str]) -> tuple[str, ...]:
         return () if targets.any() else ("f1_macro", "map")
@@ -208,7 +203,6 @@ class MultiLabel(Objective):
         return f"{len(classes)} labels: {shares}; {none:.1f} % of the rows have none"
 
     def columns(self, answer: LabelsPrediction) -> dict[str, Any]:
-        """Return the labels and the probabilities of all."""
         return {
             "labels": list(answer.labels),
             "probabilities": {name: round(p, 6) for name, p in answer.probabilities.items()},
@@ -216,20 +210,10 @@ class MultiLabel(Objective):
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of labels: a list in each cell, also as JSON; or names with one separator
-        between them; or a list with a 0 or 1 for each label.
-
-        The labels are those that occur in training rows, in sorted order. An empty list has none;
-        an empty cell is unknown.
-
-        Args:
-            cells: the column.
-            classes: the names of all labels, in order; (): the source's, or those of its training
-                rows.
-
-        Raises:
-            InputError: a cell holds no labels; no row of a split is known; there are fewer than two
-                labels; a label is of no known name.
-        """
+        between them; or a list with a 0 or 1 for each label. An empty list has none; an empty cell
+        is unknown. The labels are ``classes``, or the source's, or those that occur in training
+        rows, in sorted order. Raises InputError where a cell holds no labels; no row of a split is
+        known; there are fewer than two labels; a label is of no known name."""
         between = _separator(cells.values, classes)
         lists = [_labels(cells, row, between, classes) for row in range(len(cells.values))]
         known = np.array([one is not None for one in lists], bool)

@@ -23,7 +23,7 @@ from ..errors import InputError, brief
 from .cells import is_blank, parsed
 from .encoding import Example, Tokenizer, Values
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
-from .objective import IGNORED, REFERENCE, MetricFunction, Roles, Scores, Targets
+from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets
 from .vocabulary import token_losses
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ class Preference(Instruct):
 
     def conversations(self, columns: Sequence[Sequence[Any] | None]) -> list[str]:
         """Return the rows as JSON, an object with ``prompt``, ``chosen`` and ``rejected``, lists of
-        messages. Answers that begin with the prompt lose it.
-
-        Raises:
-            InputError: a row is something else.
-        """
+        messages. Answers that begin with the prompt lose it. Raises InputError at anything else."""
         if len(columns) == 1:
             names = (SYSTEM, "prompt", _REJECTED, _CHOSEN)
             found = (_object(cell) or {"prompt": cell} for cell in columns[0] or ())
@@ -121,16 +117,10 @@ class Preference(Instruct):
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the tokens of each prompt with either answer, and as labels where these begin. Of a
-        prompt that is too long the beginning is cut, the same for both; then answers are.
-
-        There are no tokens of a row in which the answers are empty or alike.
-
-        Args:
-            targets: which row of its source each is.
-
-        Raises:
-            InputError: the template refuses a row, or writes the prompt otherwise before an answer.
-        """
+        prompt that is too long the beginning is cut, the same for both; then answers are. There are
+        no tokens of a row in which the answers are empty or alike. ``targets`` say which row of its
+        source each is. Raises InputError where the template refuses a row, or writes the prompt
+        otherwise before an answer."""
         for row, value in zip(targets or range(1, len(values) + 1), values, strict=True):
             content = json.loads(value)
             prompt, *answers = (content[name] for name in ("prompt", _CHOSEN, _REJECTED))
@@ -172,11 +162,7 @@ class Preference(Instruct):
         told = ids.where(is_said, IGNORED)
         return F.pad(told[..., 1:], (0, 1), value=IGNORED)
 
-    def counts(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return 1 for each row."""
-        import torch
-
-        return torch.ones(len(batch["labels"]), device=batch["labels"].device)
+    counts = Objective.counts
 
     def token_scores(
         self, loss: Tensor, hits: Tensor, targets: Tensor, batch: Mapping[str, Tensor]

@@ -174,11 +174,10 @@ class QuestionAnswering(Objective):
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return the columns of questions, contexts and answers; most lie in these."""
-        names = [
+        text, pair, label = (
             next((name for name in usual if name in columns), None)
             for usual in (self.input_names, self.second_names, self.target_names)
-        ]
-        text, pair, label = names
+        )
         if text is None or pair is None or label is None:
             return {}
         lies = []
@@ -192,11 +191,7 @@ class QuestionAnswering(Objective):
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of answers: as SQuAD has them, or texts. Empty cells are unknown; without
-        any answer in its lists, a context has none.
-
-        Raises:
-            InputError: a cell holds something else.
-        """
+        any answer in its lists, a context has none. Raises InputError at anything else."""
         values = np.empty(len(cells.values), object)
         known = np.zeros(len(values), bool)
         for row, cell in enumerate(cells.values):
@@ -216,11 +211,8 @@ class QuestionAnswering(Objective):
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
         """Yield the windows of each question and its context, with the answer's first and last
-        token in each.
-
-        Raises:
-            InputError: ``max_length`` is too small, or an answer does not stand in its context.
-        """
+        token in each. Raises InputError where ``max_length`` is too small, or an answer does not
+        stand in its context."""
         if max_length < _LEAST:
             raise InputError(
                 f"data.max_length = {max_length}: the task {self.name!r} needs {_LEAST} or more"
@@ -287,7 +279,6 @@ class QuestionAnswering(Objective):
         return f"{none:.1f} % of the questions have no answer; windows of a context: {windows}"
 
     def columns(self, answer: Answer) -> dict[str, Any]:
-        """Return the answer, its first character in the context, and its score."""
         return {"answer": answer.text, "start": answer.start, "score": round(answer.score, 6)}
 
 
@@ -306,7 +297,8 @@ def _answers(cell: Any) -> list[tuple[str, int | None]] | None:
         cell = {key: [one.get(key) for one in cell] for key in keys}
     said, starts = cell, None
     if isinstance(cell, dict):  # pandas has arrays in it
-        said, starts = (_plain(cell.get(key)) for key in ("text", "answer_start"))
+        found = (cell.get(key) for key in ("text", "answer_start"))
+        said, starts = (one.tolist() if isinstance(one, np.ndarray) else one for one in found)
     if isinstance(said, str | int) and not isinstance(said, bool) and not is_blank(said):
         said, starts = [str(said)], None if starts is None else [starts]
     if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
@@ -316,10 +308,6 @@ def _answers(cell: Any) -> list[tuple[str, int | None]] | None:
     if not fits or not all(isinstance(one, int | None) for one in starts):
         return None
     return [(one, at) for one, at in zip(said, starts, strict=True) if not is_blank(one)]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _characters(context: str, text: str, start: int | None, row: int) -> tuple[int, int]:

@@ -141,10 +141,8 @@ class Regression(Objective):
         from torch.nn import functional as F
 
         targets = ((batch["labels"] - self.mean) / self.deviation).to(logits)
-        if self.huber_delta is None:
-            loss = (logits[:, 0] - targets).square()
-        else:
-            delta = self.huber_delta
+        loss = (logits[:, 0] - targets).square()
+        if (delta := self.huber_delta) is not None:
             loss = F.huber_loss(logits[:, 0], targets, reduction="none", delta=delta)
         return Scores(loss, torch.zeros_like(loss), torch.ones_like(loss))
 
@@ -166,16 +164,12 @@ class Regression(Objective):
         return f"numbers from {least:g} to {most:g}, {mean:g} on average"
 
     def columns(self, answer: float) -> dict[str, Any]:
-        """Return the number, with the digits that a model's output has."""
-        return {"number": float(f"{answer:.9g}")}
+        return {"number": float(f"{answer:.9g}")}  # the digits that a model's output has
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
         """Read a column of numbers, also as texts with decimal commas or with commas between
-        thousands; empty cells are unknown.
-
-        Raises:
-            InputError: a cell holds no number; no row of a split has one.
-        """
+        thousands; empty cells are unknown. Raises InputError where a cell holds no number, or no
+        row of a split has one."""
         cells = replace(cells, values=with_points(cells.values))
         values = np.array([_number(cells, row) for row in range(len(cells.values))])
         known = ~np.isnan(values)

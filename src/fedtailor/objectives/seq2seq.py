@@ -79,11 +79,7 @@ class Seq2Seq(Writing):
     exported = Exported
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
-        """Read a column of texts; empty cells are unknown.
-
-        Raises:
-            InputError: a cell holds no text.
-        """
+        """Read a column of texts; empty cells are unknown. Raises InputError at anything else."""
         values = np.empty(len(cells.values), object)
         for row, value in enumerate(cells.values):
             if not isinstance(value, str | int | float | None) or isinstance(value, bool):
@@ -91,8 +87,7 @@ class Seq2Seq(Writing):
                     f"{cells.place} holds {brief(value, 60)} in row {cells.row_number(row)}: the "
                     f"task {self.name!r} needs texts"
                 )
-            is_empty = is_blank(value) or value != value
-            values[row] = "" if is_empty else str(value)
+            values[row] = "" if is_blank(value) or value != value else str(value)
         return Targets(values, np.array([bool(value) for value in values], bool))
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:

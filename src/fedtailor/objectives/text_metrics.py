@@ -60,9 +60,8 @@ def _words(text: str) -> list[str]:
 
 
 def _f1(right: Sequence[str], said: Sequence[str]) -> float:
-    if not right or not said:
-        return float(right == said)
-    return 2 * (Counter(right) & Counter(said)).total() / (len(right) + len(said))
+    both = len(right) + len(said)
+    return 2 * (Counter(right) & Counter(said)).total() / both if both else 1.0
 
 
 def rouge1(targets: Right, predictions: Sequence[str]) -> float:

@@ -171,16 +171,9 @@ class TokenClassification(Objective):
     exported = Exported
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets:
-        """Number the tags of a column of lists; empty cells are unknown.
-
-        Args:
-            cells: N lists of tags, or of numbers of ``cells.classes``, or of ``classes``.
-            classes: the names of all tags, in order; (): the source's, or those of its training
-                rows.
-
-        Raises:
-            InputError: a cell holds something else; a tag is not known; no row of a split has tags.
-        """
+        """Number the tags of a column of lists, which may be numbers of ``cells.classes`` or of
+        ``classes``; empty cells are unknown. Raises InputError where a cell holds something else;
+        a tag is not known; no row of a split has tags."""
         rows = [[] if is_blank(cell) else list_of(cell) for cell in cells.values]
         for row, tags in enumerate(rows):
             if tags is None:
@@ -213,11 +206,8 @@ class TokenClassification(Objective):
     ) -> Iterator[Example]:
         """Yield the tokens of each list of words. The target of a word's first token is its tag;
         the word's others, and special ones, have none. There are no tokens of a row without any
-        tag, or whose words have none.
-
-        Raises:
-            InputError: a row has not as many tags as words.
-        """
+        tag, or whose words have none. Raises InputError where a row has not as many tags as
+        words."""
         words = [list_of(value) or [] for value in values]
         told = repeat(None) if targets is None else targets
         apart = encodings([*map(_apart, words)], tokenizer, max_length)
@@ -279,11 +269,8 @@ class TokenClassification(Objective):
     def answers(
         self, predictions: NDArray[np.float64], inputs: Sequence[Any], words: Words
     ) -> list[Tagged]:
-        """Return the words of each input with their tags.
-
-        Raises:
-            InputError: the inputs are no lists of words, but tokens.
-        """
+        """Return the words of each input with their tags. Raises InputError where the inputs are no
+        lists of words, but tokens."""
         if not len(inputs):
             raise InputError(f"{self.name} predicts the tags of lists of words; give these")
         lists = [list_of(one) or [] for one in inputs]
@@ -313,7 +300,6 @@ class TokenClassification(Objective):
         return f"{counts.total():,} {what}: {listed(names, numbers, _SHOWN)}"
 
     def columns(self, answer: Tagged) -> dict[str, Any]:
-        """Return the words and their tags."""
         return {"tokens": [word for word, _ in answer], "tags": [tag for _, tag in answer]}
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
