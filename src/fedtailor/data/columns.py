@@ -85,7 +85,10 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
     if len(labels) > 1:
         targets = of_flags({name: table[name][:] for name in labels})
     elif labels:
-        targets, classes = table[labels[0]][:], _class_names(features[labels[0]])
+        feature = features[labels[0]]
+        targets = table[labels[0]][:]
+        # names of whole numbers, also of lists of these
+        classes = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
     return Columns(
         _reader(table, sources, objective, config.picture_size),
         len(train),
@@ -194,11 +197,6 @@ def _reader(
         return [text or ([] if objective.reads_words else "") for text in texts[0]]
 
     return read
-
-
-def _class_names(feature: Any) -> tuple[str, ...]:
-    """The names that a column has for its whole numbers, also for lists of these."""
-    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
 def _place(columns: Sequence[str | None], config: DataConfig) -> str:

@@ -50,19 +50,15 @@ def conll_table(path: Path, name: str) -> Any:
             expected = expected or len(columns)
             _check(columns, expected, f"{name}, line {number}")
             if is_new:
-                table["tokens"].append([])
-                table["tags"].append([])
-                table["document"].append(document)
+                for name, value in (("tokens", []), ("tags", []), ("document", document)):
+                    table[name].append(value)
                 is_new = False
             table["tokens"][-1].append(columns[0])
             table["tags"][-1].append(columns[-1])
     if not table["tokens"]:
         raise InputError(f"{name!r} has no sentences; write a word and its tag in each line")
-    kinds = {
-        "tokens": List(Value("string")),
-        "tags": List(Value("string")),
-        "document": Value("int64"),
-    }
+    words = List(Value("string"))
+    kinds = {"tokens": words, "tags": words, "document": Value("int64")}
     if not document:
         del table["document"], kinds["document"]
     return Dataset.from_dict(table, features=Features(kinds))
@@ -73,16 +69,13 @@ def _lines(file: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     is_new = True
     for number, line in enumerate(file, 1):
         text = line.strip(_BLANKS)
-        columns = [cell.strip(" ") for cell in text.split("\t")] if "\t" in text else _split(text)
+        # other blanks than spaces, such as U+00A0, are part of a word
+        cells = text.split("\t") if "\t" in text else filter(None, text.split(" "))
+        columns = [cell.strip(" ") for cell in cells]
         is_comment = text.startswith("# ") and not _TAG.fullmatch(columns[-1])
         if not (is_new and is_comment):
             is_new = not text or columns[0] == _DOCUMENT
             yield number, columns
-
-
-def _split(text: str) -> list[str]:
-    """The cells of a line; other blanks than spaces, such as U+00A0, are part of a word."""
-    return [cell for cell in text.split(" ") if cell]
 
 
 def _check(columns: list[str], expected: int, place: str) -> None:

@@ -114,20 +114,13 @@ class Federation:
         return self._draw(rng, int(rng.binomial(count, size / count)) if poisson else size, novel)
 
     def turns(self, round_: int, rounds: int, size: int, novel: int = 0) -> dict[int, range]:
-        """The clients whose turn it is in a round, where every client trains equally often.
+        """The clients whose turn it is in a round, from 1, of ``rounds``, where every client trains
+        equally often; other methods have ``size`` of them in a round, at most K.
 
-        Each of the K clients that are not ``novel`` has ``max(1, round(rounds * size / K))`` turns;
-        all clients have had one before any has the next.
-
-        Args:
-            round_: the round's number, from 1.
-            rounds: of the whole run.
-            size: how many clients other methods have in a round, at most K.
-            novel: the number of clients that never take part.
-
-        Returns:
-            By client, ascending, the rounds that its turn stands for: of all ``rounds``, its first
-            turn has the first part, and so on.
+        Each of the K clients that are not among the ``novel`` ones, so many, has ``max(1,
+        round(rounds * size / K))`` turns; all clients have had one before any has the next. Returns
+        by client, ascending, the rounds that its turn stands for: of all ``rounds``, its first turn
+        has the first part, and so on.
         """
         count = self.num_clients - novel
         first, end = (num_turns(number, rounds, size, count) for number in (round_ - 1, round_))
@@ -215,9 +208,8 @@ class Federation:
         any of them has. The others have 0."""
         labels = self.dataset.class_numbers
         assert labels is not None
-        counts = np.bincount(
-            labels[self.partition.train[client]], minlength=self.dataset.num_classes
-        )
+        labels = labels[self.partition.train[client]]
+        counts = np.bincount(labels, minlength=self.dataset.num_classes)
         shares = (counts > 0) * counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
         return torch.from_numpy(shares.astype(np.float32))
 
@@ -277,11 +269,9 @@ def num_turns(round_: int, rounds: int, size: int, clients: int) -> int:
 def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:
     """Stack the batches of c clients, each with those of its steps, along a leading client axis.
 
-    Returns:
-        One batch a step. Tensors are padded with zeros to the largest in every dimension, targets
-        by tokens with ``IGNORED``; where a client has no more steps, they are all of these. If
-        the number of examples differs, ``weight``
-        ``[c, b]`` is 1 for real examples and 0 for padding.
+    Returns one batch a step. Tensors are padded with zeros to the largest in every dimension,
+    targets by tokens with ``IGNORED``; where a client has no more steps, they are all of these. If
+    the number of examples differs, ``weight`` ``[c, b]`` is 1 for real examples and 0 for padding.
     """
     longest = max(clients, key=len)
     stacked = []

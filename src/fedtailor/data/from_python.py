@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..disk_cache import hash_of
 from ..errors import InputError, brief
 from ..objectives import objective_of
+from ..objectives.encoding import Tokenizer
 from ..objectives.objective import Objective
 from ..user_code import FROM_PYTHON
 from .columns import Columns, joined_inputs, of_flags
@@ -28,7 +29,6 @@ from .tokens import bytes_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from transformers import PreTrainedTokenizerBase
 
 _FIRST = 100  # rows by which a table's task is recognised
 _KEPT = (
@@ -89,12 +89,11 @@ class Data:
         if test is not None:
             _check_frame(test, "test")
         if objective.joins_columns:
-            named: dict[str, Any] = {"text": text, "text_pair": text_pair, "client": client}
-            own = DataConfig(**named, label=_columns(label), task=task)
-            tables = [
-                None if one is None else _joined(one, own, objective) for one in (frame, test)
-            ]
-            frame, test = tables
+            own = DataConfig(
+                text=text, text_pair=text_pair, client=client, label=_columns(label), task=task
+            )
+            frame = _joined(frame, own, objective)
+            test = None if test is None else _joined(test, own, objective)
             text, text_pair, label = objective.input_names[0], None, None
         if task is None and label is None:
             columns = {str(name): frame[name].tolist()[:_FIRST] for name in frame}
@@ -118,31 +117,24 @@ class Data:
             if frame[name].dtype.kind not in "biufcmM" and name not in {*names.values(), *flags}
         ]
         pair = named_pair(texts, config, objective, "text=")
-        names["inputs"] = find_column(
-            [*frame.columns], pair.get("text") or text, objective.input_names, "text="
-        )
+        names["inputs"] = find(pair.get("text") or text, objective.input_names, "text=")
         if pair:
-            names["seconds"] = find_column(
-                [*frame.columns], pair["text_pair"], objective.second_names, "text_pair="
-            )
+            names["seconds"] = find(pair["text_pair"], objective.second_names, "text_pair=")
         labels = [names["labels"]] if "labels" in names else flags
-        sources = [names[role] for role in ("inputs", "seconds") if role in names]
-        check_roles(sources, labels, names.get("clients"), "")
+        texts = [names[role] for role in ("inputs", "seconds") if role in names]
+        check_roles(texts, labels, names.get("clients"), "")
 
         def examples(rows: pd.DataFrame) -> _Arrays:
             if absent := [name for name in (*names.values(), *flags) if name not in rows]:
                 listed = ", ".join(map(str, rows.columns))
                 raise InputError(f"no column {absent[0]!r} in the test rows; columns: {listed}")
-            values = {
-                role: _values(_plain(rows[name].tolist()), f"column {name!r}", rows.index)
-                for role, name in names.items()
-            }
+
+            def values_of(name: str) -> list[Any]:
+                return _values(_plain(rows[name].tolist()), f"column {name!r}", rows.index)
+
+            values = {role: values_of(name) for role, name in names.items()}
             if flags and objective.reads_targets:
-                columns = {
-                    name: _values(rows[name].tolist(), f"column {name!r}", rows.index)
-                    for name in flags
-                }
-                values["labels"] = of_flags(columns)
+                values["labels"] = of_flags({name: values_of(name) for name in flags})
             for role in ("inputs", "seconds"):
                 if role in names:
                     _check_inputs(values[role], f"column {names[role]!r}", objective, rows.index)
@@ -270,7 +262,11 @@ class Data:
             return [inputs[row] for row in some] if isinstance(inputs, list) else inputs[some]
 
         num_test = len(inputs) - num_train
-        pair = ("text", "text_pair") if isinstance(inputs, list) and _is_pair(inputs[0]) else ()
+        pair = (
+            ("text", "text_pair")
+            if isinstance(inputs, list) and isinstance(inputs[0], tuple)
+            else ()
+        )
         columns = Columns(
             read, num_train, num_test, rows.labels, flags, rows.clients, places, pair=pair
         )
@@ -287,7 +283,7 @@ class Data:
             )
         return DataConfig(**{**{name: getattr(config, name) for name in _KEPT}, **self.fields})
 
-    def load(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase | None) -> Dataset:
+    def load(self, config: DataConfig, tokenizer: Tokenizer | None) -> Dataset:
         """Read and tokenise the examples; ``config`` as `config` returns it.
 
         Raises:
@@ -395,10 +391,6 @@ def _plain(values: Sequence[Any]) -> list[Any]:
     return [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple)
-
-
 def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     """N texts, pairs or lists of words, or pictures ``[N, C, H, W]``, uint8 or float32."""
     if objective.joins_columns:
@@ -410,8 +402,8 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     if isinstance(first, str) or of_texts:
         texts = _values(list(values), "inputs")
         _check_inputs(texts, "inputs", objective)
-        pairs = bool(objective.second_names) or _is_pair(first)
-        odd = next((row for row, one in enumerate(texts) if _is_pair(one) != pairs), None)
+        pairs = bool(objective.second_names) or isinstance(first, tuple)
+        odd = next((k for k, one in enumerate(texts) if isinstance(one, tuple) != pairs), None)
         if odd is not None:
             needed = "pairs of texts (tuples)" if pairs else "single texts"
             raise InputError(
@@ -463,7 +455,7 @@ def _check_inputs(
         parts = [value]
         if objective.reads_words and isinstance(value, list):
             parts = value
-        elif objective.takes_pairs and _is_pair(value):
+        elif objective.takes_pairs and isinstance(value, tuple):
             parts = list(value) if len(value) == 2 else [None]
         if not all(isinstance(part, str) for part in parts):
             needed = "lists of words" if objective.reads_words else "str"

@@ -16,19 +16,11 @@ _JOINERS = "\u200c\u200d"  # of Persian and Indian words, and of emoji
 def client_number(
     client: str | int, count: int, names: Sequence[str] | None, joined: Sequence[str] = ()
 ) -> int:
-    """Return the number of a client, from its name or its number.
+    """Return the number of one of ``count`` clients, from its name or its number; InputError where
+    there is none. ``joined`` are names of further clients, for messages.
 
     An ``int`` is always a number. Text is a name. It may also be a number, unless a client's name
     is a whole number itself: among the hospitals "3" and "7", "1" is nobody.
-
-    Args:
-        client: a name or a number.
-        count: K.
-        names: of the K clients; None: they have none.
-        joined: names of further clients, for messages.
-
-    Raises:
-        InputError: there is no such client.
 
     >>> client_number("rome", 2, ["oslo", "rome"]), client_number("1", 2, ["oslo", "rome"])
     (1, 1)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InputError, listed, spelt
 from ..objectives.cells import is_blank, trimmed, whole
@@ -19,17 +18,10 @@ from .table import Indices
 
 
 def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | None]:
-    """Number the natural clients in sorted order. Blanks around a name don't count.
-
-    Returns:
-        The client of each row, int64 ``[N]`` (-1 where the cell is empty), and the clients'
-        names in the order of their numbers;
-        None and None if the source has no column of clients.
-
-    Raises:
-        InputError: no row has a client, or clients are neither all integers nor all text, or can't
-            be shown.
-    """
+    """Number the natural clients in sorted order; blanks around a name don't count. Returns the
+    client of each row, int64 ``[N]`` (-1 where the cell is empty), and the clients' names by
+    number; None and None if the source has no column of clients. Raises InputError where no row has
+    a client, or clients are neither all integers nor all text, or can't be shown."""
     if columns.clients is None:
         return None, None
     cells = [trimmed(value) for value in whole(columns.clients) or ()]
@@ -41,9 +33,7 @@ def encode_clients(columns: Columns) -> tuple[Indices | None, tuple[str, ...] | 
             f"{columns.places[1]}: no test row has a client; fill the column in, or set "
             "data.test_split = 'none' to take test rows from each client's own"
         )
-    if not all(isinstance(value, str) for value in values) and not all(
-        isinstance(value, int) for value in values
-    ):
+    if not any(all(isinstance(value, kind) for value in values) for kind in (str, int)):
         wrong = next((v for v in values if not isinstance(v, str | int)), values[0])
         raise InputError(f"the client column must hold all integers or all text; it has {wrong!r}")
     check_names("client", dict.fromkeys(values), columns.places[1])
@@ -72,14 +62,10 @@ def columns_of_client(
     clients = [trimmed(value) for value in columns.clients]
     rows = _rows(clients, client, where, columns.num_train)
     num_train = int(np.searchsorted(rows, columns.num_train))
-
-    def read(selection: Indices) -> list[Any] | NDArray[np.uint8]:
-        return columns.read(rows[selection])
-
     labels = None if columns.labels is None else [columns.labels[row] for row in rows]
     own = replace(
         columns,
-        read=read,
+        read=lambda selection: columns.read(rows[selection]),
         num_train=num_train,
         num_test=len(rows) - num_train,
         labels=labels,

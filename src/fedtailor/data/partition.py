@@ -43,22 +43,13 @@ def partition(
     possible. One row stays for training before any is held out for validation, and one for
     validation before any is held out for test.
 
-    Args:
-        dataset: N rows.
-        config: the scheme; ``max_examples`` limits training and validation rows together.
-        seed: the random seed, unless ``config.seed`` is set.
-        local_clients: the clients whose rows these are, if other nodes have the rows of the
-            others; of ``config`` only the fractions, the limit and the seed apply then. None: the
-            rows are those of all clients.
+    ``config.max_examples`` limits training and validation rows together, and ``config.seed`` goes
+    before ``seed``. ``local_clients`` are those whose rows these are, if other nodes have the
+    others'; only the fractions, the limit and the seed of ``config`` apply then.
 
-    Returns:
-        The rows of K clients, ascending, and a hash that is the same on every machine; natural
-        clients keep their names; what the division leaves out is in ``omissions``. The assignment
-        to clients takes a few bytes a row; held-out rows are computed on use.
-
-    Raises:
-        InputError: the data don't allow the scheme; no natural client of the test rows is one of
-            the training rows.
+    Returns the rows of K clients, ascending, and a hash that is the same on every machine. The
+    assignment takes a few bytes a row; held-out rows are computed on use. Raises InputError where
+    the data don't allow the scheme; no natural client of the test rows is one of the training rows.
 
     >>> from fedtailor.data import DataConfig, load_data
     >>> parts = partition(load_data(DataConfig(name="digits")), SplitConfig(clients=3), seed=0)
@@ -97,7 +88,12 @@ def partition(
             rest = _limited(rest, config, seed)
     holdout = _Holdout(rest, labels, seed, "validation", config.validation, 1)
     splits = (_Part(holdout, held_out=False), _Part(holdout, held_out=True), test)
-    parts = Partition(*splits, digest="", clusters=clusters, names=_names(dataset, groups))
+    names = dataset.client_names
+    if groups is None or names is None:
+        names = None
+    else:
+        names = tuple(names[group] if group >= 0 else "" for group in groups.tolist())
+    parts = Partition(*splits, digest="", clusters=clusters, names=names)
     omissions = _omissions(dataset, config, parts, groups, local_clients)
     return replace(parts, digest=_digest(parts, config, seed), omissions=tuple(omissions))
 
@@ -141,13 +137,6 @@ def _client_groups(dataset: Dataset, config: SplitConfig, shares: Shares) -> Ind
     return groups
 
 
-def _names(dataset: Dataset, groups: Indices | None) -> tuple[str, ...] | None:
-    names = dataset.client_names
-    if groups is None or names is None:
-        return None
-    return tuple(names[group] if group >= 0 else "" for group in groups.tolist())
-
-
 def _omissions(
     dataset: Dataset,
     config: SplitConfig,
@@ -158,19 +147,18 @@ def _omissions(
     """Describe the clients and the rows that the division leaves out."""
     first = dataset.num_train
     omissions: list[Omission] = []
+    names = dataset.client_names
     if groups is not None and dataset.groups is not None and local_clients is None:
         sizes = np.bincount(dataset.groups[:first])
         too_small = np.flatnonzero((sizes > 0) & (sizes < config.min_examples))
         rows = "training rows" if first < len(dataset.inputs) else "rows"
         what = f"with fewer than {config.min_examples} {rows} (split.min_examples), left out"
-        omissions += of_clients(
-            "min-examples", too_small, what, dataset.client_names, sizes[too_small]
-        )
+        omissions += of_clients("min-examples", too_small, what, names, sizes[too_small])
         is_left = sizes >= config.min_examples
         is_left[groups] = False
         not_drawn = np.flatnonzero(is_left)
         what = f"not drawn (split.clients = {config.clients}), left out"
-        omissions += of_clients("not-drawn", not_drawn, what, dataset.client_names)
+        omissions += of_clients("not-drawn", not_drawn, what, names)
     test_sizes = parts.test.sizes()
     if first < len(dataset.inputs):
         is_used = np.zeros(len(dataset.inputs) - first, bool)
@@ -184,9 +172,9 @@ def _omissions(
                 f"{_of_groups(trained, dataset)}), left out"
             )
             strange, unused = unused[is_strange], unused[~is_strange]
-            omissions += of_rows("no-client", strange, what, dataset.groups, dataset.client_names)
+            omissions += of_rows("no-client", strange, what, dataset.groups, names)
         what = "of the test split that belong to no client, left out"
-        omissions += of_rows("no-client", unused, what, dataset.groups, dataset.client_names)
+        omissions += of_rows("no-client", unused, what, dataset.groups, names)
     without = np.flatnonzero(test_sizes == 0)
     if local_clients is not None:
         without = without[np.isin(without, local_clients)]
@@ -307,10 +295,8 @@ def _hold_out(
 
 
 def _apportion(weights: Indices, total: int, rng: np.random.Generator) -> Indices:
-    """Divide ``total`` into whole numbers in proportion to ``weights``.
-
-    The largest remainders are rounded up; ties are drawn.
-    """
+    """Divide ``total`` into whole numbers in proportion to ``weights``: the largest remainders are
+    rounded up; ties are drawn."""
     numbers, remainders = np.divmod(total * weights, weights.sum())
     order = np.lexsort((rng.random(len(weights)), -remainders))
     numbers[order[: total - numbers.sum()]] += 1

@@ -91,14 +91,9 @@ def assign(
     classes, the classes that no client drew; with ``natural``, the rows of clients with fewer than
     ``min_examples``.
 
-    ``labels`` are class numbers ``[N]``; zeros if the data have no labels.
-
-    Returns:
-        The rows of each of K clients, and the clients' clusters ``[K]``, if the scheme makes any.
-
-    Raises:
-        InputError: there are not enough rows for the scheme.
-    """
+    ``labels`` are class numbers ``[N]``; zeros if the data have no labels. Returns the rows of each
+    of K clients, and the clients' clusters ``[K]``, if the scheme makes any. Raises InputError
+    where there are not enough rows for the scheme."""
     if config.scheme == "natural":
         assert dataset.groups is not None
         return _assign_natural(dataset.groups[: dataset.num_train], config, seed), None
@@ -203,10 +198,8 @@ def _assign_dirichlet(
 def _dirichlet(
     sizes: Indices, clients: int, alpha: float, rng: np.random.Generator
 ) -> Indices | None:
-    """Draw how many rows of each class each client gets: ``[classes, K]``.
-
-    None if the shares of a class are all zero.
-    """
+    """Draw how many rows of each class each client gets: ``[classes, K]``; None if the shares of a
+    class are all zero."""
     total = np.zeros(clients, np.int64)
     shares = []
     for size in sizes:
@@ -246,10 +239,8 @@ def _assign_pathological(
 
 
 def _draw_classes(clients: int, num_classes: int, count: int, rng: np.random.Generator) -> Indices:
-    """Draw ``count`` different classes a client, ``[K, count]``.
-
-    The first one of client k is class k modulo ``num_classes``.
-    """
+    """Draw ``count`` different classes a client, ``[K, count]``; the first one of client k is class
+    k modulo ``num_classes``."""
     classes = np.empty((clients, count), np.int64)
     draws: list[int] = []
     for client in range(clients):

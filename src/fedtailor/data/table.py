@@ -33,11 +33,8 @@ _LARGE = 1 << 24  # bytes of a mapped file whose pages are released after a read
 
 
 def _release_pages(array: NDArray[Any]) -> None:
-    """Release the pages of a large mapped file that were read.
-
-    Otherwise the process's memory would grow with every row that it has read. The kernel's cache
-    still has the pages.
-    """
+    """Release the pages of a large mapped file that were read: else the process's memory would grow
+    with every row. The kernel's cache still has them."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -94,7 +91,10 @@ class Tokens(Ragged):
         """Return ``input_ids`` int64 ``[b, L]`` and ``attention_mask`` float ``[b, L]``, padded
         with 0 to the longest sequence, and ``token_type_ids`` where there are types; ``[b, S, L]``
         where a row is several sequences."""
-        starts, lengths = self._sequences(indices)  # [b, S]
+        starts, lengths = self.offsets[indices][:, None], self.lengths(indices)[:, None]
+        if self.sizes is not None:  # a row of fewer sequences than S has some of length 0
+            lengths = self.sizes.padded(indices, 0)
+            starts = starts + np.cumsum(lengths, 1) - lengths  # [b, S]
         ids = self._grid(self.values, starts, lengths)
         mask = np.arange(ids.shape[-1]) < lengths[..., None]
         batch = {
@@ -107,14 +107,6 @@ class Tokens(Ragged):
         if self.sizes is None:
             batch = {name: value[:, 0] for name, value in batch.items()}
         return batch
-
-    def _sequences(self, indices: Indices) -> tuple[Indices, Indices]:
-        """Where the sequences of some rows begin, and their lengths: ``[b, S]``; 0 where a row has
-        fewer than S."""
-        if self.sizes is None:
-            return self.offsets[indices][:, None], self.lengths(indices)[:, None]
-        lengths = self.sizes.padded(indices, 0)
-        return self.offsets[indices][:, None] + np.cumsum(lengths, 1) - lengths, lengths
 
     @staticmethod
     def _grid(values: NDArray[np.integer], starts: Indices, lengths: Indices) -> Indices:
@@ -268,9 +260,7 @@ class Dataset:
         for start in range(0, len(rows), _HASHED):
             some = rows[start : start + _HASHED]
             pairs = zip(self._label_bytes(some), self.inputs.contents(some), strict=True)
-            digests = (
-                hashlib.blake2b(label + content, digest_size=8).digest() for label, content in pairs
-            )
+            digests = (hashlib.blake2b(label + row, digest_size=8).digest() for label, row in pairs)
             found[start : start + _HASHED] = np.frombuffer(b"".join(digests), "<u8")
         return found
 

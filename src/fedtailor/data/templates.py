@@ -53,19 +53,9 @@ def fill(
     columns: Sequence[str],
     cells_of: Callable[[str], Sequence[Any]],
 ) -> list[Any]:
-    """Return the prompt of each row: that of its client's template, or else its own.
-
-    Args:
-        templates: of any clients.
-        prompts: what the rows themselves say.
-        clients: whose each row is.
-        columns: the table's.
-        cells_of: the cells of one of them.
-
-    Raises:
-        InputError: a client has two templates; a template names no column of the table; a row has
-            neither a template nor a prompt.
-    """
+    """Return the prompt of each row: that of its client's template, or else its own, in a table
+    with such ``columns``, each with `cells_of` it. Raises InputError where a client has two
+    templates; a template names no column; a row has neither a template nor a prompt."""
     found = list(prompts)
     owners: dict[str, Template] = {}
     for template in templates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 from .. import disk_cache
 from ..errors import InputError
 from ..objectives import DEFAULT
-from ..objectives.encoding import Example, filler
+from ..objectives.encoding import Example, Tokenizer, Values, filler
 from ..objectives.objective import Objective
 from .table import Indices, Ragged, Tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _FORMAT = 4  # version of the cached files; part of their key
 
@@ -34,24 +31,15 @@ class Encoded:
 
 
 def tokenise(
-    values: Sequence[Any],
-    tokenizer: PreTrainedTokenizerBase,
+    values: Values,
+    tokenizer: Tokenizer,
     max_length: int,
     objective: Objective = DEFAULT,
-    targets: Sequence[Any] | None = None,
+    targets: Values | None = None,
 ) -> Encoded:
-    """Turn texts into token ids, as the kind of task does.
-
-    Args:
-        values: N texts, pairs of texts (tuples) or lists of words.
-        tokenizer: a Hugging Face fast tokenizer.
-        max_length: tokens, more than 1; longer sequences are truncated.
-        objective: the kind of task.
-        targets: of each text, where they go by tokens.
-
-    Raises:
-        InputError: the tokenizer isn't a fast one.
-    """
+    """Turn N texts, pairs of texts (tuples) or lists of words into ids of at most ``max_length``
+    tokens, as the kind of task does; ``targets`` are those of each, where they go by tokens. Raises
+    InputError where the tokenizer isn't a fast one."""
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
             f"the tokenizer {type(tokenizer).__name__} is not fast; a fast tokenizer is needed"
@@ -65,10 +53,7 @@ def tokenise(
 
 
 def encode(
-    values: Sequence[Any],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    objective: Objective = DEFAULT,
+    values: Values, tokenizer: Tokenizer, max_length: int, objective: Objective = DEFAULT
 ) -> Tokens:
     """Turn each of some texts into the token ids that the model predicts from, without a cache."""
     examples = objective.encode_prompts(values, tokenizer, max_length)
@@ -76,11 +61,11 @@ def encode(
 
 
 def _key(
-    values: Sequence[Any],
-    tokenizer: PreTrainedTokenizerBase,
+    values: Values,
+    tokenizer: Tokenizer,
     max_length: int,
     objective: Objective,
-    targets: Sequence[Any] | None,
+    targets: Values | None,
 ) -> str:
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     content["truncation"] = content["padding"] = None  # those of the tokenizer's last call
@@ -98,9 +83,7 @@ def bytes_of(value: Any) -> bytes:
     return b"\0" + json.dumps(value).encode()
 
 
-def _arrays(
-    examples: Iterable[Example], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, NDArray[Any]]:
+def _arrays(examples: Iterable[Example], tokenizer: Tokenizer) -> dict[str, NDArray[Any]]:
     """The arrays of `Encoded`, by name."""
     dtype = np.uint16 if num_ids(tokenizer) <= 2**16 else np.uint32
     ids, types = _Lists(dtype), _Lists(np.uint8)
@@ -145,15 +128,14 @@ class _Lists:
 
 
 def _encoded(arrays: Mapping[str, NDArray[Any]]) -> Encoded:
-    labels = sizes = None
-    if "labels" in arrays:
-        labels = Ragged(arrays["labels"], arrays["label_offsets"])
-    if "sizes" in arrays:
-        sizes = Ragged(arrays["sizes"], arrays["size_offsets"])
+    labels, sizes = (
+        Ragged(arrays[f"{name}s"], arrays[f"{name}_offsets"]) if f"{name}s" in arrays else None
+        for name in ("label", "size")
+    )
     tokens = Tokens(arrays["values"], arrays["offsets"], arrays["cut"], arrays.get("types"), sizes)
     return Encoded(tokens, arrays["rows"], labels)
 
 
-def num_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+def num_ids(tokenizer: Tokenizer) -> int:
     """How many rows a table needs that is looked up by the tokenizer's ids."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
