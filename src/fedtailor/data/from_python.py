@@ -262,11 +262,8 @@ class Data:
             return [inputs[row] for row in some] if isinstance(inputs, list) else inputs[some]
 
         num_test = len(inputs) - num_train
-        pair = (
-            ("text", "text_pair")
-            if isinstance(inputs, list) and isinstance(inputs[0], tuple)
-            else ()
-        )
+        is_pair = isinstance(inputs, list) and isinstance(inputs[0], tuple)
+        pair = ("text", "text_pair") if is_pair else ()
         columns = Columns(
             read, num_train, num_test, rows.labels, flags, rows.clients, places, pair=pair
         )

@@ -68,8 +68,13 @@ def record(kind: type[Record], values: Any, source: str) -> Record:
     missing = [name for name in needed if name not in values]
     if missing:
         raise InputError(f"{source} lacks {', '.join(missing)}; needed: {', '.join(needed)}")
-    names = [field.name for field in fields(kind) if field.name in values]
-    return kind(**{name: _checked(kind, name, values[name], source) for name in names})
+    hints = _hints(kind)
+    return kind(**checked(values, {one.name: hints[one.name] for one in fields(kind)}, source))
+
+
+def checked(values: Mapping[str, Any], hints: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return those of the values by name that have one of these types; InputError as `record`."""
+    return {n: _checked(hint, n, values[n], source) for n, hint in hints.items() if n in values}
 
 
 def records(kind: type[Record], values: Any, source: str) -> dict[str, Record]:
@@ -90,11 +95,11 @@ def check_results(values: Results, clients: int, source: str) -> None:
         raise InputError(f"{source} has {numbers[huge][0]}; at most {_LARGEST:g} is read")
 
 
-def _checked(kind: type, name: str, value: Any, source: str) -> Any:
+def _checked(hint: Any, name: str, value: Any, source: str) -> Any:
     if isinstance(value, np.ndarray):  # of a safetensors file, which has types of its own
         return value
     try:
-        return _adapter(kind, name).validate_python(value)
+        return _adapter(hint).validate_python(value)
     except ValidationError as error:
         # of a value that may be one of several kinds, what is wrong inside the kind that it is
         first = max(error.errors(), key=lambda found: len(found["loc"]))
@@ -104,6 +109,10 @@ def _checked(kind: type, name: str, value: Any, source: str) -> Any:
 
 
 @cache
-def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
-    hint = typing.get_type_hints(kind, include_extras=True)[name]
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

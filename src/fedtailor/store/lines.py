@@ -19,8 +19,6 @@ _MAX_NAMED = 100  # clients of a line of clients.jsonl, which names them
 def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
     """Return the line of ``history.jsonl``. ``bounds``: the settings that bound the norms of
     uploads, where they are others than in the line before."""
-    notes = {"notes": list(done.notes)} if done.notes else {}
-    norms = {"norms": list(done.norms)} if done.norms else {}
     trained = {"trained": done.trained, "trained_steps": done.trained_steps}
     all_count = done.faults is None and done.trained == len(done.cohort.clients)
     return {
@@ -35,9 +33,9 @@ def history_line(done: Round, bounds: Mapping[str, Any]) -> dict[str, Any]:
         **({} if all_count else trained),
         **({} if done.privacy is None else asdict(done.privacy)),
         **({} if done.clip is None else {"clip": done.clip, "next_clip": done.next_clip}),
-        **norms,
+        **({"norms": list(done.norms)} if done.norms else {}),
         **({"bounds": dict(bounds)} if bounds else {}),
-        **notes,
+        **({"notes": list(done.notes)} if done.notes else {}),
         **({} if done.faults is None else _faults(done.faults)),
     }
 
@@ -76,10 +74,9 @@ def confusion_of(done: Round) -> Params:
 def timings_line(done: Round, files: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the line of ``timings.jsonl``; ``files`` are those that the round has written and no
     later round replaces, by name with the checksums of tensors."""
-    seconds = {name: round(value, 4) for name, value in done.seconds.items()}
     return {
         "round": done.number,
-        "seconds": seconds,
+        "seconds": {name: round(value, 4) for name, value in done.seconds.items()},
         "executor": done.executor,
         "cpu_seconds": None if done.cpu_seconds is None else round(done.cpu_seconds, 4),
         "peak_memory_mb": round(peak_memory_mb(), 1),

@@ -16,9 +16,7 @@ Metric = str  # accuracy, loss, or the name of one of the experiment's own metri
 ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
 _LOWER = frozenset({"loss", ATTACK_SUCCESS}).union(*(one.errors for one in OBJECTIVES.values()))
 _SHARES = frozenset({"accuracy", ATTACK_SUCCESS}).union(*(o.shares for o in OBJECTIVES.values()))
-TUNED = {
-    one.tunes for one in OBJECTIVES.values()
-}  # metrics of which neither more nor less is better
+TUNED = {one.tunes for one in OBJECTIVES.values()}  # neither more nor less of them is better
 
 
 class ClientResults(Protocol):
@@ -79,19 +77,11 @@ def box_of(values: Sequence[float]) -> tuple[float, float, float, float, float]:
 def summarise(
     values: Sequence[float | None], num_examples: Sequence[int | None], *, higher_is_better: bool
 ) -> Summary:
-    """Summarise the results of n clients.
+    """Summarise the ``values`` ``[n]`` of n clients; InputError where none has examples.
 
-    Clients without examples are left out and counted. The bottom decile is element
+    Clients without examples (0 or None) are left out and counted. The bottom decile is element
     ``clients // 10`` of the values sorted from the worst one on. If a client has examples but no
     value, its value is not a number and the worst.
-
-    Args:
-        values: one a client, ``[n]``.
-        num_examples: of each client, ``[n]``; None counts as 0.
-        higher_is_better: True for accuracy, False for loss.
-
-    Raises:
-        InputError: no client has examples.
 
     >>> s = summarise([0.9, 0.5, None], [30, 10, 0], higher_is_better=True)
     >>> round(s.mean, 3), round(s.weighted, 3), round(s.std, 3), s.worst, s.without_examples

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from ..objectives import objective_of
 from ..objectives.objective import Objective
-from .checked import read_json, read_record, record
+from .checked import checked, read_json, read_record, record
 from .format import (
     check_belongs,
     check_committed,
@@ -27,23 +27,19 @@ from .format import (
 )
 from .logs import read_commit, read_log
 from .records import (
+    SECTIONS,
     Attack,
-    CohortRecord,
     Commit,
     Costs,
     DataManifest,
     Environment,
-    EvaluateRecord,
     EvaluationLine,
     ExperimentRecord,
     MethodRecord,
-    ModelRecord,
     OmissionRecord,
     Partition,
     RoundLine,
     Sample,
-    ScheduleRecord,
-    StartFrom,
     Timing,
 )
 from .tensors import tensors
@@ -174,17 +170,15 @@ def attack_of(experiment: Mapping[str, Any]) -> Attack:
 
 def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
     """Raise InputError where an experiment.json lacks what readers rely on, or has another type."""
-    checked = record(ExperimentRecord, experiment, str(path))
-    record(CohortRecord, checked.cohort, f"{path}: cohort")
-    record(Attack, checked.attack, f"{path}: attack")
-    record(EvaluateRecord, checked.evaluate, f"{path}: evaluate")
-    record(ModelRecord, checked.model, f"{path}: model")
-    record(ScheduleRecord, checked.schedule, f"{path}: schedule")
-    record(StartFrom, checked.start_from, f"{path}: start_from")
-    labels = [record(MethodRecord, method, f"{path}: a method").label for method in checked.methods]
+    found = record(ExperimentRecord, experiment, str(path))
+    checked(experiment, dict.fromkeys(SECTIONS, dict[str, Any]), str(path))
+    for name, hints in SECTIONS.items():
+        checked(experiment.get(name, {}), hints, f"{path}: {name}")
+    record(Attack, experiment.get("attack", {}), f"{path}: attack")
+    labels = [record(MethodRecord, method, f"{path}: a method").label for method in found.methods]
     for label in labels:
         check_folder_name(f"{path}: method label", label)
-    for name, values in (("labels", labels), ("seeds", checked.seeds)):
+    for name, values in (("labels", labels), ("seeds", found.seeds)):
         if len(set(values)) < len(values):
             raise InputError(f"{path}: the {name} {brief(values)} must differ")
 
@@ -228,12 +222,12 @@ def read_environment(run: Path) -> dict[str, Any]:
 def read_data_manifest(path: Path) -> dict[str, Any]:
     """Read what the data of a run with a seed are; InputError where the file is another seed's."""
     content = read_json(path)
-    checked = record(DataManifest, content, str(path))
+    found = record(DataManifest, content, str(path))
     _, seed = trial_of(path.with_suffix(""))
-    check_belongs(path, "seed", checked.seed, seed)
-    if checked.names is not None and len(checked.names) != checked.clients:
-        raise InputError(f"{path} has {len(checked.names)} names for {checked.clients} clients")
-    for omission in checked.omissions:
+    check_belongs(path, "seed", found.seed, seed)
+    if found.names is not None and len(found.names) != found.clients:
+        raise InputError(f"{path} has {len(found.names)} names for {found.clients} clients")
+    for omission in found.omissions:
         record(OmissionRecord, omission, f"{path}: an omission")
     return content
 

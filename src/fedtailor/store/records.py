@@ -266,27 +266,25 @@ class Costs:
 
 @dataclass(frozen=True)
 class ExperimentRecord:
-    """What a reader of an experiment.json relies on."""
+    """What a reader of an experiment.json relies on, beside its `SECTIONS`."""
 
     name: str
     rounds: Count
     seeds: Annotated[Sequence[Seed], MinLen(1)]
     methods: Sequence[dict[str, Any]]
-    data: dict[str, Any] = field(default_factory=dict)
-    split: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    local: dict[str, Any] = field(default_factory=dict)
-    cohort: dict[str, Any] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
-    engine: dict[str, Any] = field(default_factory=dict)
-    public: dict[str, Any] = field(default_factory=dict)
-    faults: dict[str, Any] = field(default_factory=dict)
-    attack: dict[str, Any] = field(default_factory=dict)
-    privacy: dict[str, Any] = field(default_factory=dict)
-    secure_aggregation: dict[str, Any] = field(default_factory=dict)
-    evaluate: dict[str, Any] = field(default_factory=dict)
-    start_from: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+
+
+SECTIONS: Mapping[str, Mapping[str, Any]] = {  # and what is relied on in them, if it is there
+    **{key: {} for key in ("data", "split", "local", "engine", "public", "faults", "attack")},
+    "model": {"factory": str | None},
+    "cohort": {"novel": Count},
+    "schedule": {"name": str},
+    "privacy": {},
+    "secure_aggregation": {},
+    "evaluate": {"select": str | None, "metrics": Sequence[str]},
+    "start_from": {"run": str | None},
+}
 
 
 @dataclass(frozen=True)
@@ -301,27 +299,6 @@ class MethodRecord:
 
 
 @dataclass(frozen=True)
-class ScheduleRecord:
-    """Its section ``schedule``."""
-
-    name: str = "constant"
-
-
-@dataclass(frozen=True)
-class ModelRecord:
-    """Its section ``model``."""
-
-    factory: str | None = None
-
-
-@dataclass(frozen=True)
-class CohortRecord:
-    """Its section ``cohort``."""
-
-    novel: Count = 0
-
-
-@dataclass(frozen=True)
 class Attack:
     """The simulated attack of an experiment."""
 
@@ -331,21 +308,6 @@ class Attack:
     strength: float | None = None
     first_round: Count = 1
     last_round: Count | None = None
-
-
-@dataclass(frozen=True)
-class EvaluateRecord:
-    """Its section ``evaluate``."""
-
-    select: str | None = None
-    metrics: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class StartFrom:
-    """Its section ``start_from``."""
-
-    run: str | None = None
 
 
 @dataclass(frozen=True)

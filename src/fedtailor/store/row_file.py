@@ -205,16 +205,9 @@ def _header(rows: int, row: Params) -> tuple[bytes, dict[str, tuple[int, int]]]:
     for name, value in row.items():
         places[name] = end, end + rows * _nbytes(value)
         end = places[name][1]
-    text = json.dumps(
-        {
-            name: {
-                "dtype": _NAMES[value.dtype],
-                "shape": [rows, *value.shape],
-                "data_offsets": places[name],
-            }
-            for name, value in row.items()
-        }
-    ).encode()
+    names = ("dtype", "shape", "data_offsets")
+    about = {n: (_NAMES[v.dtype], [rows, *v.shape], places[n]) for n, v in row.items()}
+    text = json.dumps({n: dict(zip(names, of, strict=True)) for n, of in about.items()}).encode()
     if CHECKSUMS in row:
         return seal_header(text), places
     text += b" " * (-len(text) % 8)

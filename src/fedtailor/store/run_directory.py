@@ -17,22 +17,10 @@ from .files import make_folder, read_json
 LOG = "run.log"
 
 # all that a run directory holds; a command that writes something else there adds it here
-OWN_FILES = frozenset(
-    {
-        ".lock",
-        "environment.json",
-        "experiment.json",
-        "factory",
-        "methods",
-        "model.json",
-        "metrics",
-        "partitions",
-        "report.html",
-        "run.log",
-        "tensorboard",
-        "trace.json.gz",
-    }
-)
+OWN_FILES = frozenset({
+    ".lock", "environment.json", "experiment.json", "factory", "methods", "model.json", "metrics",
+    "partitions", "report.html", "run.log", "tensorboard", "trace.json.gz",
+})  # fmt: skip
 
 _GLANCE = 1.0  # seconds; who looks whether a run goes on holds the lock for far less
 _locks: set[IO[str]] = set()  # of this process
