@@ -76,27 +76,22 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
         for trial, selected in reported(entry):
             partition, test = entry.run.partitions[trial.seed], selected.test
             base = _majority(partition, test, metric)
-            for client, value, known in zip(
-                test.clients, values_of(test, metric), base, strict=True
-            ):
+            found = zip(test.clients, values_of(test, metric), base, strict=True)
+            for client, value, known in found:
                 if value is not None:
                     values[partition.name(client)][entry.label].append(value)
                 if known is not None:
                     majority[partition.name(client)].append(known)
+    groups = entries[0].run.experiment.get("evaluate", {}).get("by_client", ())
+    own_metrics = {name: one["metric"] for one in groups for name in one["clients"]}
     for name, (train, tested) in sizes.items():
         means = {
-            entry.label: float(np.mean(found)) if (found := values[name][entry.label]) else None
+            entry.label: float(np.mean(some)) if (some := values[name][entry.label]) else None
             for entry in entries
         }
         base_mean = float(np.mean(majority[name])) if majority[name] else None
-        own = _own_metrics(entries[0]).get(name, "") if metric == OWN_METRIC else ""
+        own = own_metrics.get(name, "") if metric == OWN_METRIC else ""
         yield ClientRow(run, name, train, tested, base_mean, means, own)
-
-
-def _own_metrics(entry: Entry) -> dict[str, str]:
-    """The metric of each client that an experiment names one for."""
-    groups = entry.run.experiment.get("evaluate", {}).get("by_client", ())
-    return {name: one["metric"] for one in groups for name in one["clients"]}
 
 
 def _majority(
@@ -159,15 +154,8 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
                     bare(metric, results[client]), bare("accuracy", majority[client]),
                     f"{partition.train[client]:,}", f"{partition.test[client]:,}",
                 ])  # fmt: skip
-    header = [
-        "method",
-        "seed",
-        "client",
-        f"test {metric}{unit_of(metric)}",
-        "majority class",
-        "train",
-        "test",
-    ]
+    shown_metric = f"test {metric}{unit_of(metric)}"
+    header = ["method", "seed", "client", shown_metric, "majority class", "train", "test"]
     if all(row[4] == "-" for row in cells):  # it is known of accuracies alone
         for row in (header, *cells):
             del row[4]

@@ -78,12 +78,11 @@ def front(points: Sequence[tuple[float, float]], *, higher_is_better: bool) -> l
     [True, False, True]
     """
     sign = 1 if higher_is_better else -1
-    return [
-        not any(
-            c <= cost and sign * v >= sign * value and (c, v) != (cost, value) for c, v in points
-        )
-        for cost, value in points
-    ]
+
+    def beaten(x: float, y: float) -> bool:
+        return any(c <= x and sign * v >= sign * y and (c, v) != (x, y) for c, v in points)
+
+    return [not beaten(*point) for point in points]
 
 
 def is_wide(costs: Sequence[float]) -> float:

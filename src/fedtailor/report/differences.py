@@ -135,10 +135,8 @@ class MethodResults:
             evaluation = by_round(trial, "personal", split).get(selected.round)
             if evaluation is None:
                 continue
-            name, division = (
-                entry.run.partitions[trial.seed].name,
-                division_of(entry.run, trial.seed),
-            )
+            name = entry.run.partitions[trial.seed].name
+            division = division_of(entry.run, trial.seed)
             never = untrained_clients(entry.run, trial, selected.round, evaluation)
             untrained[division] = {*map(name, never)}
             found[division] = {

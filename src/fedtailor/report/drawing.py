@@ -72,11 +72,8 @@ def svg(spec: Mapping[str, Any]) -> str:
     vl = converter()
     look = _painted(LOOK)
     sized = {"width": WIDTH} if spec.get("width") == "container" else {}
-    if not sized:
-        del (
-            look["axisXQuantitative"]["tickCount"],
-            look["legend"]["columns"],
-        )  # of one chart's width
+    if not sized:  # these are of one chart's width
+        del look["axisXQuantitative"]["tickCount"], look["legend"]["columns"]
     text: str = vl.vegalite_to_svg({**spec, **sized}, vl_version="6.4", config=look)
     return text
 
@@ -86,7 +83,6 @@ def converter() -> Any:
     try:
         import vl_convert
     except ImportError:
-        raise InputError(
-            "figures need vl-convert-python: pip install 'fedtailor[figures]'"
-        ) from None
+        words = "figures need vl-convert-python: pip install 'fedtailor[figures]'"
+        raise InputError(words) from None
     return vl_convert

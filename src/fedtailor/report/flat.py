@@ -29,14 +29,13 @@ def to_csv(comparison: Table) -> str:
     rows = ranked(comparison)
     found = frame(rows, comparison.metric).reset_index()
     found["run"] = [row.run for row in rows]
-    return str(found.map(_cell).to_csv(index=False, lineterminator="\n"))
 
+    def cell(value: Any) -> Any:  # as a spreadsheet has it
+        if isinstance(value, tuple):
+            return "; ".join(map(str, value))
+        return inert(value) if isinstance(value, str) else value
 
-def _cell(value: Any) -> Any:
-    """A value as a spreadsheet has it."""
-    if isinstance(value, tuple):
-        return "; ".join(map(str, value))
-    return inert(value) if isinstance(value, str) else value
+    return str(found.map(cell).to_csv(index=False, lineterminator="\n"))
 
 
 def _flat(row: Row, metric: Metric) -> dict[str, Any]:
@@ -44,12 +43,8 @@ def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     flat: dict[str, Any] = {"label": row.label, "method": row.method, "progress": row.progress}
     flat["seeds"] = tuple(row.seeds)
     if personal is not None:
-        over_clients = {
-            "weighted": personal.weighted,
-            "std": personal.std,
-            "decile": personal.bottom_decile,
-            "worst": personal.worst,
-        }
+        over_clients = {"weighted": personal.weighted, "std": personal.std}
+        over_clients |= {"decile": personal.bottom_decile, "worst": personal.worst}
         others = {"accuracy": personal.accuracy, "loss": personal.loss, **personal.metrics}
         for name, value in {metric: personal.mean, **over_clients, **others}.items():
             flat |= _columns(name, value)

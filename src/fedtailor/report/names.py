@@ -52,11 +52,8 @@ def attack_name(attack: Attack) -> str:
     """
     if attack.kind == "none":
         return NO_ATTACK
-    who = (
-        f"{len(attack.clients)} clients"
-        if attack.clients
-        else f"{100 * attack.fraction:.3g}\u00a0%"
-    )
+    share = f"{100 * attack.fraction:.3g}\u00a0%"
+    who = f"{len(attack.clients)} clients" if attack.clients else share
     rounds = [f"from round {attack.first_round}"] if attack.first_round > 1 else []
     if attack.last_round is not None:
         rounds.append(f"to round {attack.last_round}")

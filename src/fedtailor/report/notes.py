@@ -132,14 +132,12 @@ def _privacy(run: Run) -> list[str]:
 
 def _not_begun(run: Run) -> list[str]:
     trials = {(trial.label, trial.seed) for trial in run.trials}
-    missing: dict[str, list[str]] = defaultdict(list)
-    for method in run.experiment["methods"]:
-        for seed in run.experiment["seeds"]:
-            if (method["label"], seed) not in trials:
-                missing[method["label"]].append(str(seed))
+    seeds, labels = run.experiment["seeds"], [one["label"] for one in run.experiment["methods"]]
+    missing = {k: [str(seed) for seed in seeds if (k, seed) not in trials] for k in labels}
     return [
-        f"Not begun in {run.path}: {label}, seed {', '.join(seeds)}"
-        for label, seeds in missing.items()
+        f"Not begun in {run.path}: {label}, seed {', '.join(some)}"
+        for label, some in missing.items()
+        if some
     ]
 
 
@@ -178,23 +176,22 @@ def footnotes(
         differences = [text for name in names for text in _differences(runs, name)]
         notes += [f"Different {kind}: {'; '.join(differences)}"] if differences else []
     for run in runs:
+        trials = [(f"{one.label}, seed {one.seed}", one, one.commit) for one in run.trials]
         notes += [
-            f"{'Stopped' if trial.commit.stopped else 'Unfinished'}: {trial.label}, "
-            f"seed {trial.seed}: {trial.progress} ({run.path})"
-            for trial in run.trials
-            if trial.progress and trial.commit.diverged is None
+            f"{'Stopped' if commit.stopped else 'Unfinished'}: {title}: {one.progress} ({run.path})"
+            for title, one, commit in trials
+            if one.progress and commit.diverged is None
         ]
         notes += [
-            f"Diverged: {trial.label}, seed {trial.seed}: {trial.commit.diverged} ({run.path})"
-            for trial in run.trials
-            if trial.commit.diverged is not None
+            f"Diverged: {title}: {commit.diverged} ({run.path})"
+            for title, _, commit in trials
+            if commit.diverged is not None
         ]
         notes += [
-            f"Rolled back: {trial.label}, seed {trial.seed}, from round "
-            f"{', then '.join(map(str, trial.commit.rolled_back))} to its best round until then "
-            f"({run.path})"
-            for trial in run.trials
-            if trial.commit.rolled_back
+            f"Rolled back: {title}, from round {', then '.join(map(str, commit.rolled_back))} to "
+            f"its best round until then ({run.path})"
+            for title, _, commit in trials
+            if commit.rolled_back
         ]
         notes += [*_privacy(run), *_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]

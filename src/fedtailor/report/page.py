@@ -43,17 +43,14 @@ def _time(entries: Sequence[Entry]) -> TextTable:
     return TextTable("Seconds by phase, over the committed rounds", header, cells)
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
-
-
 def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     is_unique = [one.name for one in runs].count(run.name) == 1
+    about = {k: "none" if v is None else v for k, v in dotted(run.environment).items()}
     return {
         "name": run.name if is_unique else f"{run.name} ({run.path.name})",
         "path": str(run.path),
         "experiment": json.dumps(run.experiment, indent=2),
-        "environment": {name: _plain(value) for name, value in dotted(run.environment).items()},
+        "environment": {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()},
         "partitions": {seed: part.digest for seed, part in run.partitions.items()},
     }
 

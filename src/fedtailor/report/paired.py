@@ -36,18 +36,10 @@ def paired(
     clients within each of them. A seed divides the data anew, so its clients are its own.
 
     With one seed the interval speaks of clients alone, and with three it says little of seeds.
-
-    Args:
-        ours: for each seed, the scores by client.
-        theirs: the scores of the other method, with the seeds in the same order. A client without
-            a score in one of the two is left out; so is a seed without clients.
-        same_clients: whether a client of that name is the same one with every seed. Clients are
-            then drawn once for all seeds.
-        draws: samples of the bootstrap.
-        seed: of its random numbers.
-
-    Raises:
-        ValueError: there are not as many seeds in both, or no pair of scores.
+    ``ours`` and ``theirs`` are the scores by client for each seed, in the same order; a client
+    without one in one of the two is left out, and so is a seed without clients. With
+    ``same_clients``, where a client of that name is the same one with every seed, clients are drawn
+    once for all seeds. Raises ValueError where there are not as many seeds in both, or no pair.
 
     >>> paired([{"a": 0.5, "b": 0.75}], [{"a": 0.25, "b": 0.5}]).difference
     0.25

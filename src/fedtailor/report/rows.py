@@ -113,10 +113,6 @@ class Row:
     group: int = 0  # of runs that have clients in common; only its rows are ranked together
 
 
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
-
-
 def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
     """The majority class's results, one a seed; none if they are not known for all seeds."""
     found = [
@@ -157,6 +153,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
         name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
     }
     is_lm = entry.run.objective.learns_texts
+    perplexities = [math.exp(loss) if loss < 700 else math.inf for loss in losses]
     majorities = _majorities(entry, model, metric)
     majority = Spread.of(one.mean for one in majorities) if majorities else None
     over_seeds = Spread.of(one.mean for one in summaries)
@@ -166,7 +163,7 @@ def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
         by_validation=all(one.by_validation for one in selected),
         loss=Spread.of(losses),
         accuracy=Spread.of(summary(one.test, "accuracy").mean for one in selected),
-        perplexity=Spread.of(map(_perplexity, losses)) if is_lm else None,
+        perplexity=Spread.of(perplexities) if is_lm else None,
         clients=[sum(map(bool, one.test.num_examples)) for one in selected],
         without_examples=[one.test.num_examples.count(0) for one in selected],
         worst_client=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..store.read import read_samples
@@ -36,18 +36,13 @@ def in_words(samples: Sequence[Sample], names: Sequence[str]) -> tuple[ShownSamp
     def name(client: int) -> str:
         return names[client] if client < len(names) else f"client {client}"
 
-    words = {"base": "base model", "global": "global model"}
-
-    def model(key: str) -> str:
-        return words[key] if key in words else f"{name(int(key))}'s model"
+    def answers(one: Sample) -> Iterator[tuple[str, str]]:
+        for key, text in one.answers.items():
+            shared = key in ("base", "global")
+            yield f"{key} model" if shared else f"{name(int(key))}'s model", text
 
     return tuple(
-        ShownSample(
-            one.prompt,
-            name(one.client),
-            one.reference,
-            tuple((model(key), text) for key, text in one.answers.items()),
-        )
+        ShownSample(one.prompt, name(one.client), one.reference, tuple(answers(one)))
         for one in samples
     )
 

@@ -44,15 +44,11 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
     majority = majority_rows(all_entries, metric)
     results = [row.personal_model for row in rows if row.personal_model is not None]
     without_examples = [max(result.without_examples) for result in results]
+    by_validation = all(r.by_validation for r in results)
     return Table(
         metric=metric,
         rows=rows,
-        caption=caption(
-            runs,
-            metric,
-            by_validation=all(r.by_validation for r in results),
-            has_majority=bool(majority),
-        ),
+        caption=caption(runs, metric, by_validation=by_validation, has_majority=bool(majority)),
         notes=[
             *footnotes(runs, without_examples, short=short_notes),
             *_undefined(results),

@@ -41,11 +41,9 @@ class Untrained:
         '26 of 40 clients never trained: accuracy 38.5 %, the others 71.4 %'
         """
         unit = " %" if is_percentage(metric) else ""
-        text = f"{self.share} never trained: {metric} "
-        text += bare(metric, self.mean) + unit
-        return (
-            text if self.others is None else f"{text}, the others {bare(metric, self.others)}{unit}"
-        )
+        text = f"{self.share} never trained: {metric} {bare(metric, self.mean)}{unit}"
+        others = f", the others {bare(metric, self.others)}{unit}"
+        return text if self.others is None else text + others
 
 
 def num_trainings(trial: Trial, number: int) -> Counter[int]:

@@ -91,8 +91,7 @@ class Inputs:
         if objective != federation.dataset.objective:
             raise InputError(
                 f"the data are for {federation.dataset.task}, and the model is for "
-                f"{objective.name}; give "
-                "another model, or another data.task"
+                f"{objective.name}; give another model, or another data.task"
             )
         for dataset in (federation.dataset, federation.public):
             if dataset is not None:
@@ -269,14 +268,8 @@ def backbone_of(
     """``backbone``, or the experiment's model for ``dataset`` if it is None."""
     if backbone is not None:
         return for_targets(backbone, dataset.scale)
-    return load_model(
-        experiment.model,
-        dataset.objective,
-        dataset.num_classes,
-        seed,
-        dataset.modality,
-        picture=dataset.picture,
-    )
+    about = dataset.objective, dataset.num_classes, seed, dataset.modality
+    return load_model(experiment.model, *about, picture=dataset.picture)
 
 
 def for_targets(backbone: Backbone, scale: Sequence[float]) -> Backbone:
@@ -324,14 +317,8 @@ def task_again(
 ) -> Task:
     """The task of a method in a finished run, from its `data_manifest`."""
     if backbone is None:
-        backbone = load_model(
-            experiment.model,
-            data["task"],
-            len(data["classes"]),
-            seed,
-            data["modality"],
-            picture=data.get("picture"),
-        )
+        about = data["task"], len(data["classes"]), seed, data["modality"]
+        backbone = load_model(experiment.model, *about, picture=data.get("picture"))
     backbone = for_targets(backbone, data.get("scale", ()))
     engine = experiment.engine
     return Task(

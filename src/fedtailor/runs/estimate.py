@@ -56,6 +56,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     ]
     names = federation.names or ()
     any_device = "cuda" if torch.cuda.is_available() else "cpu"
+    targets = None if federation.remote else dataset.targets(np.arange(len(dataset.inputs)))
     parameters = num_parameters(backbone.model)
     methods = []
     if not federation.remote:
@@ -67,7 +68,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         test_rows=len(dataset.inputs) - dataset.num_train,
         client_rows=len(federation.partition.rows),
         pair=dataset.pair,
-        targets="" if federation.remote else _targets(dataset),
+        targets="" if targets is None else dataset.objective.summary(targets, dataset.classes),
         tokens=None if federation.remote else _tokens(dataset),
         max_length=dataset.max_length,
         clients=federation.num_clients,
@@ -134,13 +135,9 @@ def _whole_models(
     experiment: Experiment, labels: Sequence[str], backbone: Backbone, parameters: int
 ) -> list[str]:
     """Point out the methods that train all of a large model that could have an adapter."""
-    whole = [
-        label
-        for label, method in experiment.methods.items()
-        if label in labels
-        and isinstance(method, FineTuning)
-        and (method.trainable, method.layers) == ("full", ())
-    ]
+    methods = {label: experiment.methods[label] for label in experiment.methods if label in labels}
+    tuned = {label: one for label, one in methods.items() if isinstance(one, FineTuning)}
+    whole = [k for k, one in tuned.items() if (one.trainable, one.layers) == ("full", ())]
     if not (whole and backbone.pretrained and backbone.blocks) or parameters < _LARGE:
         return []
     what = "trains" if len(whole) == 1 else "train"
@@ -170,13 +167,13 @@ def _long_evaluation(
 
 
 def _short_batches(methods: Sequence[MethodSummary]) -> list[str]:
-    labels = [one.label for one in methods if one.short_batches]
-    count = max((one.short_batches for one in methods), default=0)
-    line = (
+    if not (labels := [one.label for one in methods if one.short_batches]):
+        return []
+    count = max(one.short_batches for one in methods)
+    return [
         f"{', '.join(labels)}: the last batch of each epoch is left out at {count} clients, since "
         "it has one example, too few for batch normalisation"
-    )
-    return [line] if labels else []
+    ]
 
 
 def _undefined(experiment: Experiment, federation: Federation) -> list[str]:
@@ -188,12 +185,9 @@ def _undefined(experiment: Experiment, federation: Federation) -> list[str]:
     clients = experiment.plan.evaluated_and_novel(federation)
     chosen = experiment.evaluate.select or objective.selects
     for split in SPLITS:
+        each = (dataset.targets(federation.rows(client, split)) for client in clients)
         counts = Counter(
-            name
-            for client in clients
-            for name in objective.undefined(
-                dataset.targets(federation.rows(client, split)), dataset.classes
-            )
+            name for targets in each for name in objective.undefined(targets, dataset.classes)
         )
         for count in dict.fromkeys(counts[name] for name in asked if counts[name]):
             names = [name for name in asked if counts[name] == count]
@@ -334,11 +328,6 @@ def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
     if plan.engine.executor in ("auto", "processes") and can_fork():
         return min(plan.engine.processes or cores(), cohort)
     return 1
-
-
-def _targets(dataset: Dataset) -> str:
-    targets = dataset.targets(np.arange(len(dataset.inputs)))
-    return "" if targets is None else dataset.objective.summary(targets, dataset.classes)
 
 
 def _tokens(dataset: Dataset) -> Sizes | None:

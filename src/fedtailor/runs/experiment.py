@@ -190,17 +190,12 @@ def load(path: str | Path, settings: Settings = ()) -> Experiment:
 def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     """Read an experiment file (TOML) and change it by settings; plain values.
 
-    Args:
-        path: the file, or the name of a built-in experiment; a file that exists goes before it.
-            Other files that it names under ``class`` are relative to its folder.
-        settings: ``key=value``, one or several, the value TOML or a bare word; or a mapping from
-            keys to values. Keys are dotted (``methods.fedsdg.lr_gate``). ``preset`` applies the
-            file's ``[presets.NAME]`` first (``A,B``: one after the other); ``methods`` keeps those
-            of a list.
-
-    Raises:
-        InputError: no such file, not TOML, unknown keys, values out of range.
-    """
+    The ``path`` is that of a file, or the name of a built-in experiment; a file that exists goes
+    before it. Other files that it names under ``class`` are relative to its folder. ``settings``
+    are ``key=value``, one or several, the value TOML or a bare word; or a mapping from keys to
+    values. Keys are dotted (``methods.fedsdg.lr_gate``). ``preset`` applies the file's
+    ``[presets.NAME]`` first (``A,B``: one after the other); ``methods`` keeps those of a list.
+    Raises InputError for no such file, not TOML, unknown keys, values out of range."""
     path = builtin.find(Path(path), builtin.experiments())
     content = read_toml(path)
     content.setdefault("name", path.stem)
@@ -359,12 +354,9 @@ def own_method(reference: str, sha256: str | None = None, where: str = "") -> Me
         raise InputError(f"{where}{name} must be a frozen dataclass: @dataclass(frozen=True)")
     if not isinstance(getattr(kind, "name", None), str):
         raise InputError(f'{where}{name} has no name; write name: ClassVar[str] = "mine"')
-    missing = dataclasses.MISSING
-    without = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.init and f.default is missing and f.default_factory is missing
-    ]
+    none, fields = dataclasses.MISSING, dataclasses.fields(kind)
+    needed = [f for f in fields if f.init and f.default is none and f.default_factory is none]
+    without = [f.name for f in needed]
     if without:
         raise InputError(f"{where}{name} needs a default for {', '.join(without)}")
     method = kind()

@@ -102,16 +102,15 @@ def choose_layers(
     that the clients of the experiment's first seed hold for validation, pooled."""
     if label not in experiment.methods:
         raise unknown("method", label, experiment.methods)
-    seed, method = experiment.seeds[0], experiment.methods[label]
-    tokenizer = load_tokenizer(experiment.model)
-    dataset = load_data(experiment.data, tokenizer)
+    seed = experiment.seeds[0]
+    dataset = load_data(experiment.data, load_tokenizer(experiment.model))
     federation = federation_of(experiment, dataset, seed)
     backbone = backbone_of(experiment, dataset, None, seed)
     rows = federation.partition.validation.rows
     if not len(rows):
         raise InputError("split.validation is 0: there are no examples to choose layers with")
     yield from try_suffixes(
-        method,
+        experiment.methods[label],
         backbone,
         dataset,
         rows,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
@@ -23,17 +22,7 @@ from .manifest import read_data_manifest, read_experiment, same_data
 _CHUNK = 1 << 24  # bytes that are copied at a time
 
 
-@dataclass(frozen=True)
-class _Run:
-    path: Path
-    experiment: Mapping[str, Any]
-
-    def trials(self) -> Iterator[tuple[tuple[str, int], Path]]:
-        for method in self.experiment["methods"]:
-            for seed in self.experiment["seeds"]:
-                folder = trial_folder(self.path, method["label"], seed)
-                if has_commit(folder):
-                    yield (method["label"], seed), folder
+_Run = tuple[Path, Mapping[str, Any]]  # its directory and its experiment
 
 
 def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
@@ -59,50 +48,51 @@ def merge(runs: Sequence[Path | str], out: Path | str) -> Path:
     place = out.resolve()
     if place == Path.cwd():
         raise InputError(f"--out {out} is the working directory; name a new one in it")
-    opened = [_Run(path, read_experiment(path)) for path in map(Path, runs)]
+    opened = [(path, read_experiment(path)) for path in map(Path, runs)]
     _check_same(opened)
-    experiment = reduce(united, (run.experiment for run in opened))
+    experiment = reduce(united, (content for _, content in opened))
     trials = _all_trials(opened, experiment)
     place.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f".{place.name}-merging-", place.parent) as stage:
         fresh = stage / "run"
-        _copy(opened, trials, fresh)
+        _copy([path for path, _ in opened], trials, fresh)
         write_json(fresh / "experiment.json", experiment)
         fresh.replace(place)
     return out
 
 
-def _copy(runs: Sequence[_Run], trials: Mapping[tuple[str, int], Path], out: Path) -> None:
+def _copy(runs: Sequence[Path], trials: Mapping[tuple[str, int], Path], out: Path) -> None:
     out.mkdir()
     for run in runs:
-        shutil.copytree(run.path / "partitions", out / "partitions", dirs_exist_ok=True)
-        _copy_own_code(run.path, out)
+        shutil.copytree(run / "partitions", out / "partitions", dirs_exist_ok=True)
+        for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*"), *run.glob("metrics/*")]:
+            copy = out / path.relative_to(run)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
     for (label, seed), folder in trials.items():
-        target = trial_folder(out, label, seed)
-        shutil.copytree(folder, target, copy_function=copy_sparse)
-    shutil.copyfile(runs[0].path / "environment.json", out / "environment.json")
+        shutil.copytree(folder, trial_folder(out, label, seed), copy_function=copy_sparse)
+    shutil.copyfile(runs[0] / "environment.json", out / "environment.json")
     for run in runs:
-        if (run.path / MODEL_FILE).exists():
-            shutil.copyfile(run.path / MODEL_FILE, out / MODEL_FILE)
+        if (run / MODEL_FILE).exists():
+            shutil.copyfile(run / MODEL_FILE, out / MODEL_FILE)
 
 
 def _check_same(runs: Sequence[_Run]) -> None:
-    for first, other in combinations(runs, 2):
-        where = f"in {first.path}", f"in {other.path}"
-        differing = differences(first.experiment, other.experiment, *where)
-        if (a := first.experiment["rounds"]) != (b := other.experiment["rounds"]):
-            differing.append(f"rounds is {a} {where[0]} and {b} {where[1]}")
+    for (path, first), (place, other) in combinations(runs, 2):
+        differing = differences(first, other, f"in {path}", f"in {place}")
+        if (a := first["rounds"]) != (b := other["rounds"]):
+            differing.append(f"rounds is {a} in {path} and {b} in {place}")
         if differing:
             raise InputError(f"different experiments can't be merged: {'; '.join(differing)}")
-    models = [run.path / MODEL_FILE for run in runs if (run.path / MODEL_FILE).exists()]
+    models = [path / MODEL_FILE for path, _ in runs if (path / MODEL_FILE).exists()]
     for path in models[1:]:
         if not same_models(models[0], path):
             raise InputError(
                 f"runs of different base models can't be merged: {models[0]} and {path} differ"
             )
     manifests: dict[str, Path] = {}
-    for run in runs:
-        for path in sorted((run.path / "partitions").glob("seed-*.json")):
+    for run, _ in runs:
+        for path in sorted((run / "partitions").glob("seed-*.json")):
             before = manifests.setdefault(path.name, path)
             if not same_data(read_data_manifest(before), read_data_manifest(path)):
                 raise InputError(
@@ -114,15 +104,17 @@ def _check_same(runs: Sequence[_Run]) -> None:
 def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tuple[str, int], Path]:
     trials: dict[tuple[str, int], Path] = {}
     twice, unfinished, rounds = [], [], experiment["rounds"]
-    for run in runs:
-        for key, folder in run.trials():
+    for path, content in runs:
+        for key in ((m["label"], seed) for m in content["methods"] for seed in content["seeds"]):
+            if not has_commit(folder := trial_folder(path, *key)):
+                continue
             if key in trials:
-                twice.append(f"{_title(key)} (in {trials[key].parents[2]} and {run.path})")
+                twice.append(f"{_title(key)} (in {trials[key].parents[2]} and {path})")
                 continue
             trials[key], commit = folder, read_commit(folder)
             if not commit.has_ended(rounds):
                 unfinished.append(
-                    f"{_title(key)} (round {commit.round} of {rounds} in {run.path}; to finish "
+                    f"{_title(key)} (round {commit.round} of {rounds} in {path}; to finish "
                     "it, run it there again with the same --part)"
                 )
     wanted = [(m["label"], s) for m in experiment["methods"] for s in experiment["seeds"]]
@@ -133,13 +125,6 @@ def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tup
             "; ".join(f"{what}: {', '.join(keys)}" for what, keys in problems.items() if keys)
         )
     return trials
-
-
-def _copy_own_code(run: Path, out: Path) -> None:
-    for path in [*run.glob("methods/*/*.py"), *run.glob("factory/*"), *run.glob("metrics/*")]:
-        target = out / path.relative_to(run)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
 
 
 def _title(key: tuple[str, int]) -> str:
@@ -153,8 +138,7 @@ def copy_sparse(source: str, target: str) -> str:
         new.truncate(os.fstat(old.fileno()).st_size)
         for start, end in stored_parts(old.fileno()):
             for place in range(start, end, _CHUNK):
-                os.pwrite(
-                    new.fileno(), os.pread(old.fileno(), min(_CHUNK, end - place), place), place
-                )
+                part = os.pread(old.fileno(), min(_CHUNK, end - place), place)
+                os.pwrite(new.fileno(), part, place)
         os.fsync(new.fileno())
     return target

@@ -50,14 +50,9 @@ class Stage:
 
 
 class Progress:
-    """Shows how far a run is.
-
-    Args:
-        log: the file that gets every line.
-        left: the rounds that are left of each trial, by label and seed.
-        expected: seconds of a round by label, as far as known.
-        done: the rounds that the run has from before.
-    """
+    """Shows how far a run is. ``log`` is the file that gets every line, ``left`` has the rounds
+    left of each trial, by label and seed, ``expected`` the seconds of a round by label, as far
+    as known, and ``done`` the rounds that the run has from before."""
 
     def __init__(
         self,
@@ -195,12 +190,9 @@ class Progress:
 def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]:
     """The mean validation results over clients of the personal models and the global one."""
     names = {"personal": "validation", "global": "global"}
-    scores = {}
-    for evaluation in evaluations:
-        if evaluation.split == "validation" and evaluation.model in names:
-            if not any(evaluation.num_examples):
-                continue
-            score = summary(evaluation, metric).mean
-            share = is_percentage(metric)
-            scores[names[evaluation.model]] = f"{100 * score:.1f}" if share else f"{score:.3f}"
-    return scores
+    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
+    return {
+        names[one.model]: f"{factor * summary(one, metric).mean:.{digits}f}"
+        for one in evaluations
+        if one.split == "validation" and one.model in names and any(one.num_examples)
+    }

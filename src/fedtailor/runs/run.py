@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -12,11 +13,9 @@ import torch
 
 from ..data import Data, Dataset
 from ..data.sources import objective_of_data, read_columns
-from ..engine.costs import Costs
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.metrics import Metrics
 from ..engine.prepare import first_costs
-from ..engine.results import Round
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
 from ..objectives import objective_of
@@ -282,12 +281,7 @@ def _run_trial(
         metrics=inputs.metrics,
     )
     if not store.has_costs and not federation.remote:
-        todo = _with_costs(todo, first_costs(method, task, federation, plan))
+        first = first_costs(method, task, federation, plan)  # stand in where nobody has trained
+        costs = partial(replace, flops=first.flops)
+        todo = (replace(one, costs=costs(one.costs or first)) for one in todo)
     commit_rounds(trial, trace.follow(todo, trial.title) if trace else todo, on_round)
-
-
-def _with_costs(todo: Iterator[Round], first: Costs) -> Iterator[Round]:
-    """The rounds with the operations of the ``first`` step; where nobody has trained, its costs."""
-    for done in todo:
-        costs = first if done.costs is None else replace(done.costs, flops=first.flops)
-        yield replace(done, costs=costs)

@@ -161,12 +161,9 @@ def rows_by_client(method: Method, task: Task, federation: Federation) -> list[s
 def origins(
     old_names: Sequence[str] | None, new_names: Sequence[str] | None, old: int, new: int
 ) -> Tensor | None:
-    """The number that each of ``new`` clients had among the ``old`` ones: by name where clients
-    have names, else the same one.
-
-    Returns:
-        int64 ``[new]``, -1 for a client that was not there; None if they can't be told, since only
-        the clients of one side have names.
+    """The number that each of ``new`` clients had among the ``old`` ones, int64 ``[new]``: by name
+    where clients have names, else the same one; -1 for a client that was not there. None if they
+    can't be told, since only the clients of one side have names.
 
     >>> origins(("bonn", "kiel"), ("kiel", "lagos"), 2, 2)
     tensor([ 1, -1])

@@ -143,7 +143,7 @@ class StartSummary:
         yield f"model     {self.model}, {self.parameters:,} parameters"
         yield f"executor  {self.executor}, on {self.device}"
         if self.methods:
-            yield from (f"{line}" for line in self._costs().splitlines())
+            yield from self._costs().splitlines()
             yield from (f"hint      {text}" for text in self.hints)
             total = sum(one.bytes_total for one in self.methods)
             more = "; writing the texts comes on top" if self.texts else ""
@@ -155,8 +155,7 @@ class StartSummary:
         """What is there already, and what will be trained; nothing for a new run."""
         if all(trial.left == self.rounds for trial in self.trials):
             return
-        done: dict[int, list[str]] = {}
-        todo: dict[int, list[str]] = {}
+        done, todo = dict[int, list[str]](), dict[int, list[str]]()
         for trial in self.trials:
             first = self.rounds - trial.left + 1
             which = f" (from round {first})" if 1 < first <= self.rounds else ""
@@ -187,19 +186,12 @@ class StartSummary:
         header = [
             "method", "trained", "communicated", "private", "down", "up", "a step", "a round",
         ]  # fmt: skip
-        cells = [
-            [
-                one.label,
-                si(one.trained),
-                si(one.communicated),
-                si(one.private),
-                si(one.bytes_down, "B"),
-                si(one.bytes_up, "B"),
-                _short(one.step_seconds),
-                _short(one.round_seconds),
-            ]
-            for one in self.methods
-        ]
+        cells = []
+        for one in self.methods:
+            sizes = map(si, (one.trained, one.communicated, one.private))
+            traffic = si(one.bytes_down, "B"), si(one.bytes_up, "B")
+            times = map(_short, (one.step_seconds, one.round_seconds))
+            cells.append([one.label, *sizes, *traffic, *times])
         align = ["left"] + ["right"] * (len(header) - 1)
         return tabulate(cells, headers=header, colalign=align, disable_numparse=True)
 

@@ -208,11 +208,9 @@ class TrainedMethod:
         ones."""
         number, method = self.number(client), self.method
         check_private_states(method, self.task, self.folder, self.commit)
+        key = random.key(self.seed, "client", number)
         private = self.committed_states.read(number)
-        if not private:
-            key = random.key(self.seed, "client", number)
-            private = method.init_client(self.task, number, key)
-        return aligned(private)
+        return aligned(private or method.init_client(self.task, number, key))
 
     def client_state(self, client: str | int) -> Params:
         """The tensors that a client uses: what the server sends it and what it keeps; or those that
@@ -232,10 +230,10 @@ class TrainedMethod:
         private = self.private_state(number)
         if fits_anything(self.method, private) and self._is_novel(number):
             return self._joined(number, private)
-        if passes == 0:
-            return {**aligned(self.method.send(self.task, self.server, number)), **private}
-        request = ClientRequest(0, number, self.round, private, "personalise", passes, 1.0, 0)
         received = self.method.send(self.task, self.server, number)
+        if passes == 0:
+            return {**aligned(received), **private}
+        request = ClientRequest(0, number, self.round, private, "personalise", passes, 1.0, 0)
         return self._works.evaluate.used(received, request)
 
     def _is_novel(self, number: int) -> bool:

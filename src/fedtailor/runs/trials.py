@@ -55,13 +55,9 @@ def chosen(
     seeds: Sequence[int], labels: Sequence[str], portion: str | None = None
 ) -> list[tuple[int, str]]:
     """The (seed, label) of all trials, or of a ``portion`` of them: ``"2/5"`` is every fifth one
-    from the second on.
-
-    For portions they stand method by method, so that each portion gets its share of every method,
-    whatever it costs.
-
-    Raises:
-        InputError: ``portion`` is not K/N with 1 <= K <= N, or is empty.
+    from the second on. For portions they stand method by method, so that each gets its share of
+    every method, whatever it costs. Raises InputError where ``portion`` is not K/N with 1 <= K <=
+    N, or is empty.
 
     >>> [chosen((0, 1), ("a", "b"), portion) for portion in ("1/2", "2/2")]
     [[(0, 'a'), (0, 'b')], [(1, 'a'), (1, 'b')]]
@@ -145,18 +141,11 @@ def _result(trial: TrialRun) -> str:
 
 def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
     federation, plan = trial.federation, experiment.plan
-    clients = {
-        "train": len(usual_cohort(trial.method, federation, plan)),
-        "evaluate": len(plan.evaluated(federation)),
-    }
-    return Stage(
-        trial.label,
-        trial.title,
-        experiment.rounds,
-        clients,
-        federation.dataset.objective.selects,
-        federation.remote,
-    )
+    cohort = len(usual_cohort(trial.method, federation, plan))
+    clients = {"train": cohort, "evaluate": len(plan.evaluated(federation))}
+    metric = federation.dataset.objective.selects
+    rounds, remote = experiment.rounds, federation.remote
+    return Stage(trial.label, trial.title, rounds, clients, metric, remote)
 
 
 def _end_well(

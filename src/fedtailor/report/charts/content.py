@@ -60,27 +60,30 @@ def groups(entries: Sequence[Entry]) -> list[ClientGroup]:
     return list(found.values())
 
 
+def places_of(of: Sequence[ClientGroup]) -> dict[Division, int]:
+    """Return the number of each division's group."""
+    return {group.division: number for number, group in enumerate(of)}
+
+
 def content(entries: Sequence[Entry], comparison: Table, of: Sequence[ClientGroup]) -> Json:
     """Return what all charts but the methods' pictures show."""
     metric = comparison.metric
-    place = {group.division: position for position, group in enumerate(of)}
-    unit = unit_of(metric)
     return {
         "metric": {
             "name": metric,
-            "axis": metric + unit,
+            "axis": metric + unit_of(metric),
             "isPercentage": scale_of(metric)[0] == 100,
             "higher": higher_is_better(metric),
         },
         "methods": [entry.label for entry in entries],
         "groups": [_group(group) for group in of],
         "curves": columns_of(_curves(entries, metric)),
-        "results": columns_of(_results(entries, metric, of, place)),
+        "results": columns_of(_results(entries, metric, of)),
         "boxes": columns_of(_boxes(entries, metric)),
         "costs": columns_of(_with_fronts(list(_costs(entries, metric)), metric)),
         "ahead": columns_of(_ahead(comparison)),
         "confusion": list(_confusions(entries)),
-        "clientCurves": list(_client_curves(entries, metric, of, place)),
+        "clientCurves": list(_client_curves(entries, metric, of)),
     }
 
 
@@ -144,25 +147,16 @@ def _curves(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
                 }
 
 
-def _results(
-    entries: Sequence[Entry],
-    metric: Metric,
-    of: Sequence[ClientGroup],
-    place: Mapping[Division, int],
-) -> Iterator[Json]:
-    factor = scale_of(metric)[0]
+def _results(entries: Sequence[Entry], metric: Metric, of: Sequence[ClientGroup]) -> Iterator[Json]:
+    factor, place = scale_of(metric)[0], places_of(of)
     for position, entry in enumerate(entries):
         for trial, selected in reported(entry):
             group = place[division_of(entry.run, trial.seed)]
             at = of[group].positions(selected.test.clients)
             for client, value, _ in scores(selected.test, metric):
                 if client in at:
-                    yield {
-                        "method": position,
-                        "group": group,
-                        "client": at[client],
-                        "value": number(factor * value),
-                    }
+                    where = {"method": position, "group": group, "client": at[client]}
+                    yield where | {"value": number(factor * value)}
 
 
 def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
@@ -268,12 +262,9 @@ def _confusions(entries: Sequence[Entry]) -> Iterator[Json]:
 
 
 def _client_curves(
-    entries: Sequence[Entry],
-    metric: Metric,
-    of: Sequence[ClientGroup],
-    place: Mapping[Division, int],
+    entries: Sequence[Entry], metric: Metric, of: Sequence[ClientGroup]
 ) -> Iterator[Json]:
-    factor = scale_of(metric)[0]
+    factor, place = scale_of(metric)[0], places_of(of)
     for position, entry in enumerate(entries):
         for trial in entry.trials:
             tests = by_round(trial, "personal", "test")

@@ -25,15 +25,8 @@ def every_client(shown: Json) -> TextTable:
         of = groups[group]
         shared = [of["title"]] if len(groups) > 1 else []
         texts = [f"{values[k]:.{digits}f}" if k in values else "-" for k in range(len(labels))]
-        cells.append(
-            [
-                of["names"][client],
-                *shared,
-                str(of["train"][client]),
-                str(of["test"][client]),
-                *texts,
-            ]
-        )
+        sizes = str(of["train"][client]), str(of["test"][client])
+        cells.append([of["names"][client], *shared, *sizes, *texts])
         keys.append(f"{group}:{client}")
     header = ["client", *(["clients of"] if len(groups) > 1 else []), "train", "test", *labels]
     title = f"Every client: examples, and test {metric['axis']} by method"

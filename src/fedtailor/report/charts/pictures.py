@@ -15,7 +15,7 @@ from ...store.read import Trial
 from ...store.records import Counts
 from ..differences import division_of
 from ..select import Entry
-from .content import ClientGroup, Json
+from .content import ClientGroup, Json, places_of
 
 _MAX_CELLS = 240_000  # of all pictures of a page
 _MAX_COLUMNS = 96
@@ -172,7 +172,7 @@ def pictures(entries: Sequence[Entry], of: Sequence[ClientGroup]) -> list[Json]:
         for trial in entry.trials
         if (steps := [*_steps(trial, PICTURES[entry.method].tensor)])
     ]
-    place = {group.division: number for number, group in enumerate(of)}
+    place = places_of(of)
     budget = _MAX_CELLS // max(len(found), 1)
     contents = []
     for position, entry, trial, steps in found:
@@ -212,6 +212,7 @@ def _content(
     is_dots = not picture.column
     order = _order(x[-1], numbers, None if is_dots else group.partition.clusters)
     low, high = _domain(x, picture)
+    least, most = _ends(x) or (0.0, 1.0)
     return {
         "title": picture.title,
         "caption": picture.caption,
@@ -223,7 +224,8 @@ def _content(
         "neutral": picture.neutral,
         "isFlat": bool(np.nanmax(x) - np.nanmin(x) < 1e-6) if not np.isnan(x).all() else True,
         "domain": [low, high],
-        "reach": _reach(x),
+        # the range of all values in all rounds, which is never empty
+        "reach": [least, most] if most > least else [least - 0.5, most + 0.5],
         "lastReach": _ends(x[-1]),
         "rounds": [steps[step][0] for step in kept],
         "columns": shown.tolist(),
@@ -269,12 +271,6 @@ def _centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple
 def _ends(x: Floats) -> list[float]:
     known = x[~np.isnan(x)]
     return [float(known.min()), float(known.max())] if len(known) else []
-
-
-def _reach(x: Floats) -> list[float]:
-    """The range of all values in all rounds, which is never empty."""
-    low, high = _ends(x) or (0.0, 1.0)
-    return [low, high] if high > low else [low - 0.5, high + 0.5]
 
 
 def _packed(x: Floats) -> Json:
