@@ -101,13 +101,12 @@ class Advice:
             whose = self._whose_settings(BASELINES)
             said.append(f"See on your own validation data whether one model for all pays{whose}:")
             said += [f"  {line}" for line in self.command(source, changes, BASELINES)]
-        said.append(
-            "If the experiment has already run, this adds the missing methods to its table."
-        )
-        said.append("With --dry-run at its end it says how long that takes, and how many bytes.")
-        page = "docs/when.md has them all"
-        if OBJECTIVES[self.setting.task].generates:
-            page = "docs/cross.md has its table"
+        said += [
+            "If the experiment has already run, this adds the missing methods to its table.",
+            "With --dry-run at its end it says how long that takes, and how many bytes.",
+        ]
+        is_lm = OBJECTIVES[self.setting.task].generates
+        page = "docs/cross.md has its table" if is_lm else "docs/when.md has them all"
         said.append(f"The measurement: {self.setting.command} ({page})")
         return said
 
@@ -224,9 +223,8 @@ def advise(experiment: Experiment, source: Path | str) -> Advice:
         manifest = read_data_manifest(min(run.glob("partitions/seed-*.json")))
         clients = replace(clients_of_run(run), pairs=bool(manifest.get("pair")))
         return advise_for(clients, manifest["modality"], experiment)
-    (federation,) = Inputs.load(
-        replace(experiment, seeds=experiment.seeds[:1]), None, None
-    ).federations.values()
+    inputs = Inputs.load(replace(experiment, seeds=experiment.seeds[:1]), None, None)
+    (federation,) = inputs.federations.values()
     return advise_for(clients_of(federation), federation.dataset.modality, experiment)
 
 
@@ -248,20 +246,16 @@ def advise_for(
         return Advice(clients, kind, None, 0.0, (), why)
 
     def rank(one: Setting) -> tuple[bool, bool, float]:
-        other = one.kind
         elsewhere = _OTHER_DATA if one.data != experiment.data.name else 0.0
-        return (
-            other.pretrained != kind.pretrained,
-            (other.modality, other.pairs) != (modality, clients.pairs),
-            one.distance(clients) + elsewhere,
-        )
+        other_inputs = (one.kind.modality, one.kind.pairs) != (modality, clients.pairs)
+        far = one.distance(clients) + elsewhere
+        return one.kind.pretrained != kind.pretrained, other_inputs, far
 
     nearest = min(settings, key=rank)
     is_same_model = (nearest.kind, nearest.model) == (kind, experiment.model.name)
     order = _order(nearest)
-    whole = []
-    if kind.pretrained and not is_same_model:
-        whole = [name for name in order if not can_adapt(name)]
+    has_no_measure = kind.pretrained and not is_same_model
+    whole = [name for name in order if has_no_measure and not can_adapt(name)]
     named = [name for name in order if name not in whole][:MOST]
     like, fine_tuning = _fine_tuning(experiment, kind, nearest)
     return Advice(

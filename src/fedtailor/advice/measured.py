@@ -43,11 +43,8 @@ class Regime:
 
     def __str__(self) -> str:
         if OBJECTIVES[self.task].generates:
-            return (
-                "a pretrained language model"
-                if self.pretrained
-                else "a language model from random weights"
-            )
+            random = "a language model from random weights"
+            return "a pretrained language model" if self.pretrained else random
         inputs = "texts" if self.modality == "text" else "pictures"
         inputs = "pairs of texts" if self.pairs else inputs
         model = "a pretrained model" if self.pretrained else "a network from random weights"

@@ -39,14 +39,10 @@ def _list(options: argparse.Namespace) -> None:
         rows, text = _methods(), "\n".join(_by_family())
     else:
         rows = {"datasets": _datasets, "models": _models}[options.what]()
-        text = _table(rows)
+        from tabulate import tabulate
+
+        text = tabulate(rows, headers="keys")
     print(json.dumps(rows, indent=2) if options.json else text)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    from tabulate import tabulate
-
-    return tabulate(rows, headers="keys")
 
 
 def _experiments() -> list[dict[str, Any]]:
@@ -95,28 +91,17 @@ def _by_family() -> Iterator[str]:
 def _datasets() -> list[dict[str, Any]]:
     from ..data import BUILTIN
 
-    return [
-        {
-            "data set": name,
-            "what it is": entry.description,
-            "task": entry.task,
-            "licence": entry.licence,
-            "from": entry.get,
-        }
-        for name, entry in BUILTIN.items()
-    ]
+    columns = ("data set", "what it is", "task", "licence", "from")
+    rows = ((k, one.description, one.task, one.licence, one.get) for k, one in BUILTIN.items())
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _models() -> list[dict[str, Any]]:
     from ..models import BUILTIN
 
-    return [
-        {
-            "model": name,
-            "what it is": entry.description,
-            "for": ", ".join(entry.tasks),
-            "licence": entry.licence,
-            "from": entry.get,
-        }
-        for name, entry in BUILTIN.items()
-    ]
+    columns = ("model", "what it is", "for", "licence", "from")
+    rows = (
+        (name, one.description, ", ".join(one.tasks), one.licence, one.get)
+        for name, one in BUILTIN.items()
+    )
+    return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -45,20 +45,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-
     from ..export.scores import ModelScores
+    from ..inference import rows as tables
     from ..inference.model import count_trained_on, load_model, predict_by_client
-    from ..inference.rows import (
-        accuracy,
-        as_csv,
-        as_objects,
-        check_kept,
-        class_numbers,
-        clients_of,
-        empty_texts,
-        of_others,
-        read_rows,
-    )
     from ..runs.trained import open_trained
 
     if options.out is not None and options.out.resolve() == Path(options.input).resolve():
@@ -73,11 +62,11 @@ def _predict(options: argparse.Namespace) -> None:
         trained = model.trained
     data, images = trained.experiment.data, trained.data["modality"] == "image"
     pair = trained.data.get("pair") or ()
-    rows = read_rows(options.input, data, images=images, text=options.text, pair=pair)
+    rows = tables.read_rows(options.input, data, images=images, text=options.text, pair=pair)
     classes, by_client = trained.data["classes"], options.by_client
     objective = trained.task.backbone.objective
-    check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)
-    clients = clients_of(rows, options.input, data) if options.by_client else None
+    tables.check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)
+    clients = tables.clients_of(rows, options.input, data) if options.by_client else None
     as_read = sys.stdout.isatty() and not (options.json or options.keep or options.out)
     streams = objective.writes and clients is None and as_read
     if streams:
@@ -88,25 +77,27 @@ def _predict(options: argparse.Namespace) -> None:
         results = predict_by_client(trained, rows.inputs, clients, max_new_tokens=most)
     right = ""
     if rows.labels is not None and objective.has_classes:
-        right = accuracy(results, rows.labels, classes)
-        numbers = class_numbers(rows.labels, classes)
+        right = tables.accuracy(results, rows.labels, classes)
+        numbers = tables.class_numbers(rows.labels, classes)
         if seen := count_trained_on(trained, rows.inputs, numbers):
             many = "1 of them was a training row" if seen == 1 else f"{seen} were training rows"
             right += f"; {many}, so this says little of new ones"
-    objects = as_objects(rows, results, objective, clients, options.keep)
+    objects = tables.as_objects(rows, results, objective, clients, options.keep)
     between = " " if objective.reads_words else "|"
     if not streams:
-        _write(map(as_json, objects) if options.json else as_csv(objects, between), options.out)
+        _write(
+            map(as_json, objects) if options.json else tables.as_csv(objects, between), options.out
+        )
     if options.client is None and not options.by_client:
         print("note: this is the global model; --client names a client's own", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         print(f"fedtailor: {doubts}", file=sys.stderr)
     if options.client is not None and (
-        others := of_others(rows, options.client, trained.data.get("names") or ())
+        others := tables.of_others(rows, options.client, trained.data.get("names") or ())
     ):
         print(f"fedtailor: {others}", file=sys.stderr)
-    if empty := empty_texts(rows):
+    if empty := tables.empty_texts(rows):
         print(f"fedtailor: {empty}", file=sys.stderr)
     if right:
         print(right, file=sys.stderr)

@@ -42,17 +42,13 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key", help="what requests must bear; better in FEDTAILOR_SERVE_KEY in the environment"
     )
-    parser.add_argument(
-        "--max-tokens", type=int, default=512, metavar="N", help="of an answer; default: 512"
-    )
-    parser.add_argument(
-        "--batch", type=int, default=8, metavar="N",
-        help="requests that are answered together at most; default: 8",
-    )  # fmt: skip
-    parser.add_argument(
-        "--waiting", type=int, default=32, metavar="N",
-        help="requests that wait at most; more are refused; default: 32",
-    )  # fmt: skip
+    for name, default, what in (
+        ("--max-tokens", 512, "of an answer"),
+        ("--batch", 8, "requests that are answered together at most"),
+        ("--waiting", 32, "requests that wait at most; more are refused"),
+    ):
+        says = f"{what}; default: {default}"
+        parser.add_argument(name, type=int, default=default, metavar="N", help=says)
 
 
 def check_endpoint(options: argparse.Namespace) -> None:

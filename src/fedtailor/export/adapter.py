@@ -19,15 +19,9 @@ def write_adapter(
     out: Path,
     base: str | None,
 ) -> None:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` for ``peft.PeftModel``.
-
-    Args:
-        network: the base model.
-        lora: A ``[r, d_in]`` and B ``[d_out, r]`` by projection, any scaling inside B.
-        magnitudes: DoRA's m ``[d_out]`` by projection, or none.
-        out: the folder.
-        base: the base model's name or folder.
-    """
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` for ``peft.PeftModel``, for
+    the model called ``base`` or in that folder. ``lora`` has A ``[r, d_in]`` and B ``[d_out, r]``
+    by projection, any scaling inside B, and ``magnitudes`` DoRA's m ``[d_out]``, or none."""
     from peft import LoraConfig
 
     strip = network.backbone.encoder_prefix

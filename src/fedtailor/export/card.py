@@ -65,15 +65,9 @@ def card(
     *,
     is_shared: bool = False,
 ) -> str:
-    """Return the model card, in Markdown.
-
-    Args:
-        experiment: the run's.
-        about: the content of the export's description.
-        results: the model's.
-        joined: what a client keeps that joined afterwards: `Onboarded.kept`; None: any other.
-        is_shared: whether all clients have this very model.
-    """
+    """Return the model card, in Markdown. ``about`` is the content of the export's description,
+    ``joined`` what a client keeps that joined afterwards, `Onboarded.kept` (None: any other), and
+    ``is_shared`` whether all clients have this very model."""
     objective = objective_of(about["task"])
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""

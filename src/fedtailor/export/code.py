@@ -32,16 +32,9 @@ _EFFICIENTNET = "efficientnet_lite_pytorch"
 
 
 def write_code(network: Network, form: str, out: Path) -> None:
-    """Write ``model.py``, ``use.py`` and what they import.
-
-    Args:
-        network: the base model.
-        form: the forward pass, a file in ``templates``.
-        out: the folder.
-
-    Raises:
-        InputError: the code of a module of one's own is missing, or needs this library.
-    """
+    """Write ``model.py``, ``use.py`` and what they import into the folder ``out``; ``form`` is the
+    forward pass, a file in ``templates``. Raises InputError where the code of a module of one's own
+    is missing, or needs this library."""
     _copy(f"export/templates/{form}.py", out / "model.py")
     exported = network.backbone.objective.exported
     (out / "answers.py").write_text(f"{_ANSWERS}\n\n{inspect.getsource(exported)}")

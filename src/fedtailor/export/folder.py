@@ -197,18 +197,9 @@ def _folder_name(client: str) -> str:
 def write_model(
     model: ClientModel, out: Path, merge: bool = False, base: Path | None = None
 ) -> None:
-    """Write a model into the folder ``out``, which is there and empty.
-
-    Args:
-        model: the model.
-        out: the folder.
-        merge: as in `export_model`.
-        base: where the base model is written, if it is not there; None: into ``out``. A folder
-            beside or inside ``out``.
-
-    Raises:
-        InputError: the model can't be merged, or has no plain description.
-    """
+    """Write a model into the folder ``out``, which is there and empty. The base model is written
+    into ``base``, a folder beside or inside ``out``, if it is not there; None: into ``out``. Raises
+    InputError where the model can't be merged, or has no plain description."""
     network, portable = model.network, _portable(model)
     if merge:
         portable = _merged(model, portable)
@@ -217,7 +208,8 @@ def write_model(
     if is_plain and (base is None or merge):
         tensors = {**own, **tensors}
     complete = network.stored <= tensors.keys()
-    fits = is_plain and complete and not _is_smaller(tensors, own)
+    is_smaller = any(value.shape != own.get(name, value).shape for name, value in tensors.items())
+    fits = is_plain and complete and not is_smaller
     if fits and network.is_transformer:
         files = _write_transformer(network, tensors, out)
     else:
@@ -242,10 +234,6 @@ def _portable(model: ClientModel) -> Portable:
                 "its class"
             )
     return portable
-
-
-def _is_smaller(tensors: Params, own: Params) -> bool:
-    return any(value.shape != own.get(name, value).shape for name, value in tensors.items())
 
 
 def _write_parts(
@@ -310,7 +298,7 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
     """What every export has: its description, tokenizer, code and card."""
     experiment, network, data = model.experiment, model.network, model.data
     builtin = None if network.is_own else BUILTIN.get(experiment.model.name)
-    text = data["modality"] == "text"
+    text, column = data["modality"] == "text", experiment.data.text
     about: dict[str, Any] = {
         "form": portable.form,
         "settings": _settings(network, portable),
@@ -322,11 +310,9 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "task": data["task"],
         "modality": data["modality"],
         "picture": data.get("picture"),
-        "id2label": dict(enumerate(data["classes"])),
+        "id2label": {str(number): label for number, label in enumerate(data["classes"])},
         **(model.objective or network.backbone.objective).described(),
-        "columns": [experiment.data.text]
-        if experiment.data.text
-        else network.backbone.objective.input_names,
+        "columns": [column] if column else network.backbone.objective.input_names,
         **({"pair": data["pair"]} if data.get("pair") else {}),
         "max_length": experiment.data.max_length if text else None,
         "pooling": network.pooling or ("native" if text and network.is_transformer else None),
@@ -341,7 +327,6 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "inputs": network.inputs(),
         **files,
     }
-    about["id2label"] = {str(number): label for number, label in about["id2label"].items()}
     (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     if network.backbone.tokenizer is not None:
         network.backbone.tokenizer.save_pretrained(str(out))

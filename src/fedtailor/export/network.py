@@ -123,23 +123,16 @@ class Network:
         return str(Path(source).resolve()) if Path(source).is_dir() else source
 
     def about(self, source: str | None, weights: bool, whole: bool = False) -> dict[str, Any]:
-        """How ``base.py`` builds it.
-
-        Args:
-            source: where its files are: a folder relative to the export, or a hub name.
-            weights: whether its weights are there, too.
-            whole: whether the source has all of it in transformers' own architecture.
-        """
+        """How ``base.py`` builds it. Its files are at ``source``, a folder relative to the export
+        or a hub name, with its ``weights``, too; ``whole``: in transformers' own architecture."""
         outputs = self.backbone.objective.num_outputs(len(self.data["classes"])) or 0
         about = {"source": source, "weights": weights, "outputs": outputs}
         if self.config.factory is not None:
             function = self.config.factory.rpartition(":")[2]
             return about | {"kind": "module", "file": self.factory_place, "function": function}
         if self.is_own:
-            return about | {
-                "kind": "pickled",
-                "code": {module: own_place(module) for module in self.own_code},
-            }
+            code = {module: own_place(module) for module in self.own_code}
+            return about | {"kind": "pickled", "code": code}
         if self.is_transformer:
             pooling = None if whole else self.pooling
             about |= {"auto_class": self._auto_class(whole), "pooling": pooling}
@@ -149,13 +142,9 @@ class Network:
         if self.config.name == "efficientnet-lite0":
             return about | {"kind": "efficientnet"}
         prepare: Any = self.backbone.prepare
+        about |= {"kind": "built-in", "name": self.config.name}
         picture = [prepare.channels, *prepare.size]
-        return about | {
-            "kind": "built-in",
-            "name": self.config.name,
-            "picture": picture,
-            "width": self.config.width,
-        }
+        return about | {"picture": picture, "width": self.config.width}
 
     def _auto_class(self, whole: bool) -> str:
         if self.pooling and not whole:
@@ -182,14 +171,9 @@ class Network:
         }
 
     def write(self, tensors: Params, folder: Path, weights: bool, whole: bool = False) -> None:
-        """Write it into ``folder``, in Hugging Face's format if transformers builds it.
-
-        Args:
-            tensors: its tensors.
-            folder: made if need be.
-            weights: False: its configuration alone.
-            whole: in transformers' own architecture, with the head.
-        """
+        """Write it into ``folder``, in Hugging Face's format if transformers builds it; without
+        ``weights`` its configuration alone. ``whole``: in transformers' own architecture, with the
+        head."""
         if not self.is_transformer:
             if weights:
                 folder.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,7 @@ def _finite(value: Any) -> Any:
 
 def check_format(experiment: Mapping[str, Any], out: Path) -> None:
     """Raise InputError where another version of fedtailor wrote the run directory ``out``."""
-    version = experiment.get("format", 1)  # the first layout did not say
-    if version != FORMAT:
+    if (version := experiment.get("format", 1)) != FORMAT:  # the first layout did not say
         older = isinstance(version, int) and version < FORMAT
         raise InputError(
             f"{out} has the run format {version!r} of {'an older' if older else 'a newer'} version "
@@ -255,8 +254,7 @@ def combined_checksum(total: int) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _of_zeros(size: int) -> int:
-    number: int = xxhash.xxh3_64_intdigest(bytes(size))
-    return number
+    return int(xxhash.xxh3_64_intdigest(bytes(size)))
 
 
 def check_tensors(path: Path, unsettled: Collection[int] = ()) -> bool:

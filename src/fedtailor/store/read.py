@@ -81,12 +81,9 @@ class Trial:
 
     def diagnostics(self) -> list[tuple[int, dict[str, NDArray[Any]]]]:
         """Read the method's diagnostics: (round, tensors by name) for committed rounds."""
-        rounds = []
-        for path in sorted(self.folder.glob("diagnostics-*.safetensors")):
-            number = int(path.stem.removeprefix("diagnostics-"))
-            if number <= self.commit.round:
-                rounds.append((number, tensors(path)))
-        return rounds
+        paths = sorted(self.folder.glob("diagnostics-*.safetensors"))
+        rounds = ((int(path.stem.removeprefix("diagnostics-")), path) for path in paths)
+        return [(number, tensors(path)) for number, path in rounds if number <= self.commit.round]
 
 
 @dataclass(frozen=True)
@@ -125,17 +122,10 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
     timings = read_log(Timing, folder / "timings.jsonl", commit)
     for timing in timings:
         check_committed(timing.files_in(folder))
-    return Trial(
-        label=label,
-        method=method,
-        seed=seed,
-        folder=folder,
-        commit=commit,
-        history=read_log(RoundLine, folder / "history.jsonl", commit),
-        evaluations=read_log(EvaluationLine, folder / "clients.jsonl", commit),
-        timings=timings,
-        costs=read_record(Costs, costs) if commit.round or costs.exists() else None,
-    )
+    history = read_log(RoundLine, folder / "history.jsonl", commit)
+    evaluations = read_log(EvaluationLine, folder / "clients.jsonl", commit)
+    found = read_record(Costs, costs) if commit.round or costs.exists() else None
+    return Trial(label, method, seed, folder, commit, history, evaluations, timings, found)
 
 
 def read_experiment(run: Path) -> dict[str, Any]:
@@ -278,11 +268,9 @@ def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not folders:
         raise InputError("no run directory given; give one or more")
-    unique_paths: set[Path] = set()
-    for path in folders:
-        if path.resolve() in unique_paths:
+    for number, path in enumerate(folders):
+        if path.resolve() in map(Path.resolve, folders[:number]):
             raise InputError(f"run directory {str(path)!r} is given twice; give each once")
-        unique_paths.add(path.resolve())
     runs = [read(path) for path in folders]
     if len({run.objective for run in runs}) > 1:
         kinds = ", ".join(f"{run.path}: {run.objective.name}" for run in runs)

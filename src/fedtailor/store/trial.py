@@ -199,14 +199,12 @@ class TrialStore:
         """Make a round durable: the part of `commit` after which a kill loses nothing of it."""
         states = self._states
         files = self._write_for_good(done)
-        history = [history_line(done, bounds or {})] if done.number else []
-        lengths = {
-            "history": self._append("history", history),
-            "clients": self._append(
-                "clients", [clients_line(done, e, self._names) for e in done.evaluations]
-            ),
-            "timings": self._append("timings", [timings_line(done, files)]),
+        lines = {
+            "history": [history_line(done, bounds or {})] if done.number else [],
+            "clients": [clients_line(done, one, self._names) for one in done.evaluations],
+            "timings": [timings_line(done, files)],
         }
+        lengths = {log: self._append(log, some) for log, some in lines.items()}
         state = add_prefix(done.server, "server/")
         if states.staged:
             states.sync()

@@ -35,10 +35,8 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), handler)
         except OSError as error:
-            where = f"{host}:{port}"
-            raise InputError(
-                f"can't listen at {where}: {error.strerror}; choose another address or port"
-            ) from None
+            words = f"{error.strerror}; choose another address or port"
+            raise InputError(f"can't listen at {host}:{port}: {words}") from None
         self._open: dict[socket.socket, float] = {}  # the connections, and when their request began
 
     @property
@@ -50,7 +48,8 @@ class BoundedServer(ThreadingHTTPServer):
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host == "localhost" or _is_loopback(self.host)
+        is_loopback = _is_number(self.host) and ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost" or is_loopback
 
     def accepts(self, host: str) -> bool:
         """Whether ``host``, a request's header, names this machine: by a number, which can't be
@@ -136,7 +135,3 @@ def _is_number(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    return _is_number(host) and ipaddress.ip_address(host).is_loopback

@@ -132,14 +132,11 @@ class RunState:
             trial = self.current
             if trial is None:
                 return "runs"
-            return (
-                f"runs {trial.title}, round {min(trial.round + 1, trial.rounds)} of {trial.rounds}"
-            )
+            number = min(trial.round + 1, trial.rounds)
+            return f"runs {trial.title}, round {number} of {trial.rounds}"
         places = _places(self.trials, self.state)
         return {
-            State.INTERRUPTED: (
-                f"is interrupted: no process runs it, and rounds are left; {places}"
-            ),
+            State.INTERRUPTED: f"is interrupted: no process runs it, and rounds are left; {places}",
             State.DIVERGED: f"has diverged with every method; {places}",
             State.WAITING: "has not begun: nothing is written yet",
             State.FINISHED: "has ended",

@@ -75,20 +75,12 @@ class View:
 
     def _lines(self, trials: Sequence[TrialState], width: int) -> list[RenderableType]:
         state = self._state
-        title = Text.assemble(
-            (state.name, "bold"), " ", (state.note, _COLOURS.get(state.state, ""))
-        )
-        found: list[RenderableType] = [title]
+        note = state.note, _COLOURS.get(state.state, "")
+        found: list[RenderableType] = [Text.assemble((state.name, "bold"), " ", note)]
         if state.rounds:
             bar = Table.grid(padding=(0, 1))
-            width_of_bar = min(40, width // 2)
-            done = ProgressBar(
-                state.rounds,
-                state.round,
-                width_of_bar,
-                complete_style="cyan",
-                finished_style="green",
-            )
+            done = ProgressBar(state.rounds, state.round, min(40, width // 2))
+            done.complete_style, done.finished_style = "cyan", "green"
             bar.add_row(done, state.share)
             found += [bar, _table(state, trials, width)]
         if hidden := len(state.trials) - len(trials):

@@ -107,9 +107,8 @@ class FollowedTrial:
         return replace(self.known, state=state, rounds=rounds)
 
     def _best(self, scores: Mapping[int, float]) -> RoundScore | None:
-        is_higher_better = higher_is_better(self._metric)
-        number = best_round(scores, higher_is_better=is_higher_better) if scores else 0
-        return _score(scores, number)
+        higher = higher_is_better(self._metric)
+        return _score(scores, best_round(scores, higher_is_better=higher) if scores else 0)
 
 
 class _Refused:
