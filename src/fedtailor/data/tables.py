@@ -223,9 +223,8 @@ def _by_datasets(path: Path, name: str) -> Any:
             FORMATS[path.suffix],
             data_files=str(path.resolve()),
             split="train",
-            cache_dir=str(
-                cache_dir() / "datasets" / digest
-            ),  # which itself goes by the file's time
+            # the cache itself goes by the file's time
+            cache_dir=str(cache_dir() / "datasets" / digest),
         )
     except (DatasetsError, ValueError, OSError) as error:
         raise _unreadable(name, error.__cause__ or error) from None

@@ -79,12 +79,11 @@ class Instruct(CausalLM):
         prompt = next((name for name in ("instruction", "prompt") if name in columns), None)
         if prompt is None:
             return {}
-        found = {
-            "text": prompt,
-            "text_pair": next((name for name in _CONTEXT if name in columns), ""),
-            "label": next((name for name in _ANSWER if name in columns), ""),
-        }
-        return {role: name for role, name in found.items() if name} if found["label"] else {}
+        context, label = (
+            next((name for name in usual if name in columns), "") for usual in (_CONTEXT, _ANSWER)
+        )
+        pair: Roles = {"text_pair": context} if context else {}
+        return {"text": prompt, **pair, "label": label} if label else {}
 
     def encode(
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
@@ -151,10 +150,7 @@ class Instruct(CausalLM):
 
 def turns_of(value: Any, row: int = 1) -> Turns:
     """Return the messages of a conversation: a list of them, the same as JSON or Python writes it,
-    or a user's words.
-
-    Raises:
-        InputError: it is something else.
+    or a user's words. Raises InputError at anything else.
 
     >>> turns_of("Hello")
     [{'role': 'user', 'content': 'Hello'}]

@@ -35,10 +35,6 @@ def _decided(predictions: Predictions) -> NDArray[np.bool_]:
 def f1_micro(targets: Holds, predictions: Predictions) -> float:
     """The F1 over all labels of all examples together; NaN where none holds and none is predicted.
 
-    Args:
-        targets: 1 where a label holds ``[n, labels]``.
-        predictions: the probability of each label, and last the threshold, ``[n, labels + 1]``.
-
     >>> P = np.array([[0.9, 0.1, 0.5], [0.8, 0.6, 0.5]])
     >>> f1_micro(np.array([[1, 0], [0, 1]]), P)
     0.8

@@ -23,11 +23,7 @@ _MOST = 1e30  # of a target; its square and sums of squares stay finite
 
 
 def rmse(targets: Numbers, predictions: Numbers) -> float:
-    """The root of the mean squared error, in the target's unit.
-
-    Args:
-        targets: the true numbers ``[n]``.
-        predictions: what the model says, ``[n, 1]``.
+    """The root of the mean squared error of n predictions ``[n, 1]``, in the target's unit.
 
     >>> rmse(np.array([1.0, 3.0]), np.array([[1.0], [1.0]])) == math.sqrt(2)
     True

@@ -25,11 +25,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def exact_match(targets: Right, predictions: Sequence[str]) -> float:
     """The share of answers that are one of the right ones, but for capitals, punctuation and
-    articles (Rajpurkar et al., EMNLP 2016).
-
-    Args:
-        targets: the right answers of each example; none if "" is right.
-        predictions: an answer to each.
+    articles (Rajpurkar et al., EMNLP 2016). An example has no right answer if "" is right.
 
     >>> exact_match([["the Nile", "Nile river"], []], ["Nile.", ""])
     1.0

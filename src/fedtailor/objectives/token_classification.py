@@ -59,10 +59,6 @@ def entity_f1(targets: Sentences, predictions: Sentences) -> float:
     """The F1 of the entities whose first word, last word and type are all right; of tags without
     prefixes, such as parts of speech, that of single words. NaN where no word has such a tag.
 
-    Args:
-        targets: the true tags of each sentence.
-        predictions: what the model says.
-
     >>> entity_f1([["B-PER", "O", "B-LOC"]], [["B-PER", "O", "O"]]) == 2 / 3
     True
     """

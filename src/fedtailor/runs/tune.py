@@ -103,12 +103,9 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
 
     ``[tune.space.NAME]`` holds the fields of the methods at that label or of that name, ``all``
     those of every method that has them: a list of values, or ``{low, high, log}``. ``grid``, a file
-    or a built-in grid's name, may name methods that the experiment doesn't have.
-
-    Raises:
-        InputError: nothing to search, unknown names or fields, values that a field doesn't take, a
-            grid with fewer points than candidates, no validation data.
-    """
+    or a built-in grid's name, may name methods that the experiment doesn't have. Raises InputError
+    where there is nothing to search, for unknown names or fields, values that a field doesn't take,
+    a grid with fewer points than candidates, no validation data."""
     content = read(path, settings)
     tune = dict(content.pop("tune", {}))
     experiment = parse(content)

@@ -114,12 +114,8 @@ def summarise(
 
 
 def best_round(means: Mapping[int, float], *, higher_is_better: bool) -> int:
-    """Return the round with the best mean validation result; of equal rounds, the earliest.
-
-    Args:
-        means: the mean over clients of each round; not empty. A round whose mean is NaN is not
-            the best, unless all are: then it is the last one.
-        higher_is_better: True for accuracy, False for loss.
+    """Return the round with the best mean validation result; of equal rounds, the earliest. One
+    whose mean is NaN is not the best, unless all are: then it is the last one.
 
     >>> best_round({0: 0.2, 5: 0.8, 10: 0.8, 15: float("nan")}, higher_is_better=True)
     5
@@ -156,13 +152,8 @@ def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | Non
         return evaluation.accuracy if metric == "accuracy" else evaluation.loss
     if metric not in evaluation.metrics:
         allowed = ["accuracy", "loss", *evaluation.metrics]
-        raise unknown(
-            "metric",
-            metric,
-            allowed,
-            where="the run (evaluate.metrics names what is measured)",
-            kind="it has",
-        )
+        where = "the run (evaluate.metrics names what is measured)"
+        raise unknown("metric", metric, allowed, where=where, kind="it has")
     return evaluation.metrics[metric]
 
 

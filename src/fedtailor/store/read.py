@@ -130,9 +130,7 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
 
 def read_experiment(run: Path) -> dict[str, Any]:
     """Read the experiment of the run directory ``run``: sections, seeds and a list of methods.
-
-    Raises:
-        InputError: it is not a run directory, or the file is damaged.
+    Raises InputError where it is not a run directory, or the file is damaged.
 
     >>> read_experiment(Path("nowhere"))
     Traceback (most recent call last):
@@ -175,10 +173,8 @@ def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
 
 def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     """Read the run directory at ``path``, without methods and seeds that have not begun; with
-    ``only``, one label with one seed.
-
-    Raises:
-        InputError: it is not a run, a file is missing or damaged, or no round is committed yet.
+    ``only``, one label with one seed. Raises InputError where it is not a run, a file is missing or
+    damaged, or no round is committed yet.
 
     >>> read(Path("nowhere"))
     Traceback (most recent call last):
@@ -257,9 +253,8 @@ def _check_clients(trial: Trial, clients: int) -> None:
 
 def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
     """Read the run directories at ``paths``, one or several, which must have the same kind of task.
-
-    Raises:
-        InputError: there is no path, one occurs twice, one can't be read, or the tasks differ.
+    Raises InputError where there is no path, one occurs twice, one can't be read, or the tasks
+    differ.
 
     >>> read_all([])
     Traceback (most recent call last):

@@ -30,18 +30,17 @@ Snapshot = tuple[int, NDArray[Any], Floats]  # round, clients [n], values [n, co
 class Picture:
     """A tensor ``[n, columns]`` or ``[n]`` of a method's diagnostics, and what a reader must know.
 
-    ``column`` says what a column is; it is empty for one number a client.
-
-    ``neutral`` is the value at which nothing is learned yet, in the middle of the colours; None:
-    the colours go from low to high values.
+    ``column`` says what a column is; it is empty for one number a client. ``neutral`` is the value
+    at which nothing is learned yet, in the middle of the colours; None: the colours go from low to
+    high values.
     """
 
     tensor: str
     title: str
-    column: str
     value: str
-    neutral: float | None
     caption: str
+    column: str = ""
+    neutral: float | None = None
     drops: bool = False  # 0 means that the block is left out
     reach: float = 0.0  # least distance of both ends of the colours from ``neutral``
 
@@ -50,73 +49,66 @@ PICTURES: Mapping[str, Picture] = {
     "fedsdg": Picture(
         "client/gates",
         "How much of its own each client uses",
-        "block of the model",
         "gate",
-        0.5,
         "Every client has a private adapter beside the shared one in each block of the model, and "
         "a gate between 0 and 1 that says how much of the private one is used. 0: the block uses "
         "the shared model alone; 1: the private adapter counts in full. All gates start at 0.5. "
         "Columns of one colour are blocks that clients treat alike; rows of one colour are clients "
         "that want much (or little) of their own.",
+        column="block of the model",
+        neutral=0.5,
         reach=_REACH,
     ),
     "pfedgate": Picture(
         "client/gates",
         "Which blocks of parameters each client keeps",
-        "block of parameters",
         "gate",
-        None,
         "A gating layer looks at a client's examples and gives each block of the model's "
         "parameters a gate. Blocks with gate 0 (grey) are left out of this client's model, so it "
         "is smaller; others are multiplied by their gate. Clients whose rows look alike use "
         "the same part of the model.",
+        column="block of parameters",
         drops=True,
     ),
     "fedmerge": Picture(
         "server/weights",
         "How each client's model is merged from the server's models",
-        "model on the server",
         "weight",
-        None,
         "The server trains several models, and merges one for each client: their mean with these "
         "weights, which sum to 1 in each row. At the start all are equal. Clients with the same "
         "strong columns share models; rows whose cells are all alike have learned no preference.",
+        column="model on the server",
     ),
     "fedhft": Picture(
         "server/assignments",
         "Which cluster each client belongs to",
-        "cluster",
         "share",
-        None,
         "The server keeps one adapter for each cluster, and estimates how far each client belongs "
         "to each of them: shares that sum to 1 in each row. Clients that are strong in the same "
         "column train the same adapter. During the warm-up all shares are equal.",
+        column="cluster",
     ),
     "fedem": Picture(
         "client/weights",
         "How each client mixes the shared models",
-        "model",
         "weight",
-        None,
         "Clients share several models, and each one predicts with its own mixture of them: weights "
         "that sum to 1 in each row, equal at the start.",
+        column="model",
     ),
     "fedsq": Picture(
         "client/agreement",
         "How well the fixed masks still fit",
-        "activation, from the input up",
         "units in agreement",
-        None,
         "The pretrained model fixes which units of each activation are on (its masks), while the "
         "weights go on training. The value is the share of units that the trained weights would "
         "switch in the same way by themselves: 1 means that the fixed masks still fit.",
+        column="activation, from the input up",
     ),
     "apfl": Picture(
         "client/mix",
         "How much of its own model each client uses",
-        "",
         "weight of the client's own model",
-        None,
         "Each client has a model of its own beside the shared one, and predicts with a mixture of "
         "both. The weight says how much its own model counts: 0 is the shared model alone, 1 its "
         "own model alone. All weights start at one value, the setting mix.",
@@ -124,9 +116,7 @@ PICTURES: Mapping[str, Picture] = {
     "ditto": Picture(
         "client/distance",
         "How far each client's model is from the shared one",
-        "",
         "distance",
-        None,
         "Each client trains a model of its own, and a penalty holds it near the shared one. The "
         "distance (Euclidean, over all trained parameters) is 0 where both are equal. Clients far "
         "up differ most from what the others have in common. The axis may start above 0.",
@@ -134,9 +124,7 @@ PICTURES: Mapping[str, Picture] = {
     "hetlora": Picture(
         "server/ranks",
         "The rank of each client's adapter",
-        "",
         "rank",
-        None,
         "Clients train adapters of different sizes. The rank is the size of a client's adapter: a "
         "higher one can learn more, and costs more bytes. A client whose last components hardly "
         "grow drops them, so that its rank falls.",
@@ -144,18 +132,14 @@ PICTURES: Mapping[str, Picture] = {
     "ifca": Picture(
         "client/cluster",
         "Which of the shared models each client uses",
-        "",
         "number of the model",
-        None,
         "The server keeps several models. In each round a client takes the one with the lowest "
         "loss on its examples, and trains that one. Clients at the same height share a model.",
     ),
     "pfedmoe": Picture(
         "client/shared",
         "How much of the shared expert each client uses",
-        "",
         "weight of the shared expert",
-        None,
         "Each client has an expert of its own beside the shared one, and a small gate that weighs "
         "both for every example. The value is the mean weight of the shared expert on the client's "
         "validation examples: 0 is the client's own expert alone, 1 the shared one alone.",
