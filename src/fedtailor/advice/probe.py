@@ -28,13 +28,10 @@ def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None 
             "share of the training examples, e.g. 0.2"
         )
     labels = dict.fromkeys([*advice.methods, *BASELINES, *experiment.methods])
+    own = experiment.methods
     short = replace(
         experiment,
-        methods={
-            label: experiment.methods.get(label)
-            or configured_method(label, advice.settings_of(label))
-            for label in labels
-        },
+        methods={k: own.get(k) or configured_method(k, advice.settings_of(k)) for k in labels},
         rounds=rounds,
         seeds=experiment.seeds[:1],
         evaluate=replace(experiment.evaluate, every=rounds),

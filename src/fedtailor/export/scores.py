@@ -68,16 +68,9 @@ class ModelScores:
         return self._at(("personal", "novel"), trained.number(client), trained.round)
 
     def _at(self, models: Sequence[Model], client: int | None, round_: int) -> list[SplitScore]:
-        evaluations = [
-            by_round(self.trial, model, split).get(round_)
-            for split in ("validation", "test")
-            for model in models
-        ]
-        found = [
-            _score(evaluation, self.partition, client)
-            for evaluation in evaluations
-            if evaluation is not None
-        ]
+        kinds = ((model, split) for split in ("validation", "test") for model in models)
+        evaluations = (by_round(self.trial, *kind).get(round_) for kind in kinds)
+        found = (_score(one, self.partition, client) for one in evaluations if one is not None)
         return [score for score in found if score is not None]
 
     def doubts(self, clients: Sequence[str | int | None]) -> str | None:

@@ -21,13 +21,3 @@ def bare(metric: Metric, value: float | None, *, signed: bool = False) -> str:
     factor, digits = scale_of(metric)
     number = round(factor * value, digits) + 0.0  # no negative zero
     return f"{number:{'+' if signed else ''}.{digits}f}"
-
-
-def amount(metric: Metric, value: float, *, signed: bool = False) -> str:
-    """Format a difference with its unit.
-
-    >>> amount("accuracy", 0.0321), amount("loss", 0.25)
-    ('3.2 points', '0.250 nats')
-    """
-    unit = " points" if is_percentage(metric) else " nats" if metric == "loss" else ""
-    return bare(metric, value, signed=signed) + unit

@@ -94,9 +94,8 @@ def _packages() -> Iterator[Finding]:
             met += 1
         else:
             text = f"{needed.name} {installed} is not supported ({needed.specifier})"
-            yield Finding(
-                "packages", "warning", text, f"pip install '{needed.name}{needed.specifier}'"
-            )
+            command = f"pip install '{needed.name}{needed.specifier}'"
+            yield Finding("packages", "warning", text, command)
     yield Finding("packages", "ok", f"{met} packages have versions that are supported")
     for extra_name, purpose in _EXTRAS.items():
         if extra_name in lacking:

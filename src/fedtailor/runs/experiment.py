@@ -114,11 +114,8 @@ class Experiment:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values, methods as a list with their labels and names; the user's own
         files without their folders."""
-        plain = {
-            f.name: _plain(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name != "methods"
-        }
+        names = [f.name for f in dataclasses.fields(self) if f.name != "methods"]
+        plain = {name: _plain(getattr(self, name)) for name in names}
         own = {k: {"class": o.reference, "sha256": o.sha256} for k, o in self.origins.items()}
         plain["methods"] = [
             {"label": label, "name": method.name, **own.get(label, {}), **_plain(method)}
@@ -135,11 +132,8 @@ class Experiment:
         a package by its module. A metric's or a model's that is not on this machine is left out:
         whoever needs it refuses it, and over Flower metrics are the sites' alone. Raises InputError
         where two files would have the same place."""
-        found = {
-            f"methods/{label}/{origin.path.name}": origin
-            for label, origin in self.origins.items()
-            if origin.path is not None
-        }
+        files = ((label, one, one.path) for label, one in self.origins.items())
+        found = {f"methods/{k}/{path.name}": one for k, one, path in files if path is not None}
         factory = [] if self.model.factory is None else [("factory", self.model.factory)]
         metrics = [("metrics", metric) for metric in self.evaluate.metrics if ":" in metric]
         for folder, reference in [*factory, *metrics]:
@@ -159,11 +153,8 @@ class Experiment:
     @cached_property
     def origins(self) -> dict[str, Origin]:
         """Where the methods that are not the package's own are defined, by label."""
-        return {
-            label: origin(type(method))
-            for label, method in self.methods.items()
-            if METHODS.get(method.name) is not type(method)
-        }
+        kinds = {label: (type(one), METHODS.get(one.name)) for label, one in self.methods.items()}
+        return {label: origin(own) for label, (own, known) in kinds.items() if own is not known}
 
 
 def source_place(reference: str, folder: str) -> str:

@@ -123,11 +123,8 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
 
 def _content(experiment: Experiment) -> dict[str, Any]:
     content = {"format": FORMAT, **experiment.as_dict()}
-    sources = {
-        place: origin.sha256
-        for place, origin in experiment.sources.items()
-        if not place.startswith("methods/")
-    }
+    hashes = {place: origin.sha256 for place, origin in experiment.sources.items()}
+    sources = {k: sha256 for k, sha256 in hashes.items() if not k.startswith("methods/")}
     return {**content, "sources": sources} if sources else content
 
 
@@ -251,11 +248,8 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
     """Who holds how much, a row a client; a part of the clients at a time. Of those that are
     ``evaluated``, what their most frequent class would get right. Returns the file's checksum."""
     partition, dataset, clients = federation.partition, federation.dataset, federation.num_clients
-    columns = {
-        "train": partition.train.sizes(),
-        "validation": partition.validation.sizes(),
-        "test": partition.test.sizes(),
-    }
+    splits = {"train": partition.train, "validation": partition.validation, "test": partition.test}
+    columns = {name: split.sizes() for name, split in splits.items()}
     if partition.clusters is not None:
         columns["clusters"] = partition.clusters
     if dataset.class_numbers is not None:

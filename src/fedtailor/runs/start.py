@@ -147,8 +147,7 @@ def _not_begun(
 ) -> list[tuple[int, str]]:
     if experiment.start_from.run is None:
         return []
-    folders = {(s, label): trial_folder(out, label, s) for s, label in trials}
-    return [p for p, folder in folders.items() if anew or not has_commit(folder)]
+    return [(s, k) for s, k in trials if anew or not has_commit(trial_folder(out, k, s))]
 
 
 def rows_by_client(method: Method, task: Task, federation: Federation) -> list[str]:
@@ -298,9 +297,6 @@ def _changed(old: Method, new: Method, label: str) -> str:
     as_plain = (Experiment({label: method}).as_dict()["methods"][0] for method in (old, new))
     skip = ("optimiser", "robust")
     a, b = ({k: v for k, v in dotted(p).items() if k.split(".")[0] not in skip} for p in as_plain)
-    texts = [
-        f"{label}.{k} was {shown(a.get(k))} and is {shown(b.get(k))}"
-        for k in dict.fromkeys([*a, *b])
-        if a.get(k) != b.get(k)
-    ]
+    differing = [k for k in dict.fromkeys([*a, *b]) if a.get(k) != b.get(k)]
+    texts = [f"{label}.{k} was {shown(a.get(k))} and is {shown(b.get(k))}" for k in differing]
     return f" (methods.{', methods.'.join(texts)})" if texts else ""

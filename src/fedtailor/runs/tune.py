@@ -132,9 +132,8 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
 
 
 def _spaces(experiment: Experiment, content: Any) -> dict[str, Space]:
-    if not isinstance(content, Mapping) or not all(
-        isinstance(v, Mapping) for v in content.values()
-    ):
+    tables = content.values() if isinstance(content, Mapping) else [content]
+    if not all(isinstance(one, Mapping) for one in tables):
         raise InputError("tune.space must hold a table a method, or all")
     names = {method.name for method in experiment.methods.values()}
     for key in content:
@@ -143,15 +142,13 @@ def _spaces(experiment: Experiment, content: Any) -> dict[str, Space]:
     spaces: dict[str, Space] = {}
     for label, method in experiment.methods.items():
         field_names = {f.name for f in fields(method)}
-        common = {
-            k: v for k, v in _searched(content.get("all", {})) if k.split(".")[0] in field_names
-        }
+        of_all = _searched(content.get("all", {}))
+        common = {k: v for k, v in of_all if k.split(".")[0] in field_names}
         searched = common | dict(_searched(content.get(method.name, {})))
         searched |= dict(_searched(content.get(label, {})))
         if searched:
-            spaces[label] = {
-                key: _values(f"tune.space.{label}.{key}", v) for key, v in searched.items()
-            }
+            where = f"tune.space.{label}"
+            spaces[label] = {key: _values(f"{where}.{key}", v) for key, v in searched.items()}
             for key, tried in spaces[label].items():  # each must be one that the field takes
                 for value in (tried.low, tried.high) if isinstance(tried, Range) else tried:
                     _with(experiment, label, {key: value})
@@ -263,9 +260,7 @@ def _search_one(tuning: Tuning, label: str, out: Path) -> Iterator[Outcome]:
     done: list[Outcome] = []
 
     def objective(trial: optuna.Trial) -> float:
-        settings = {
-            key: _suggest(trial, key, values, key in whole) for key, values in space.items()
-        }
+        settings = {key: _suggest(trial, key, of, key in whole) for key, of in space.items()}
         folder = out / "candidates" / label / f"{trial.number:03d}"
         outcome = _evaluate(tuning, label, trial.number, settings, folder)
         done.append(outcome)

@@ -61,7 +61,6 @@ class FileStates(StoredStates):
     ``initial(client)``. Where clients keep nothing private, there is no file."""
 
     def __init__(self, num_clients: int, initial: Callable[[int], Params], path: Path) -> None:
-        """Open ``path``, made if it is not there."""
         self._initial = initial
         self._staged: set[int] = set()
         self._path = path
@@ -84,7 +83,6 @@ class FileStates(StoredStates):
         return bool(self._example)
 
     def read(self, client: int) -> Params:
-        """The client's private tensors, staged ones included; not to be changed in place."""
         if not self.has_states:
             return {}
         file = self._staging if client in self._staged else self._file
@@ -92,10 +90,8 @@ class FileStates(StoredStates):
 
     def _without_flag(self, file: RowFile | None, client: int) -> Params:
         """The client's state in a file; empty if it is not there."""
-        if file is None:
-            return {}
-        row = file.read(client)
-        return row if row.pop(SEEN) else {}
+        row = {} if file is None else file.read(client)
+        return row if row.pop(SEEN, 0) else {}
 
     def prefetch(self, clients: Sequence[int]) -> None:
         if self._file is not None:
@@ -103,7 +99,6 @@ class FileStates(StoredStates):
                 self._file.prefetch(client)
 
     def begin(self, round_: int) -> None:
-        """Stage what comes as of ``round_``; RuntimeError if the round before is not committed."""
         if self._staged:
             raise RuntimeError(f"round {self._round} is not committed, and round {round_} begins")
         self._round = round_
@@ -164,12 +159,10 @@ class FileStates(StoredStates):
         return {path.name: combined_checksum(total) for path, total in found.items()}
 
     def keep(self, round_: int) -> None:
-        """Keep the states as of ``round_``; the caller removes the file of an earlier round."""
         if round_ != self._best_round:
             self._best_round, self._best, self._best_sum = round_, None, None
 
     def commit(self) -> None:
-        """Move the staged states to their places, and through to the disk."""
         if self._file is not None and self._staging is not None:
             if self._best_round is not None and self._best_round < self._round:
                 self._save_best_rows(self._best_round)
@@ -185,8 +178,7 @@ class FileStates(StoredStates):
 
     def _save_best_rows(self, number: int) -> None:
         best = self._open_best(number)
-        changed = self._not_kept()
-        for client in changed:
+        for client in (changed := self._not_kept()):
             before = best.share(client)
             best.write(client, self._copy(client))
             if self._best_sum is not None:
