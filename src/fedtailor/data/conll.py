@@ -50,8 +50,8 @@ def conll_table(path: Path, name: str) -> Any:
             expected = expected or len(columns)
             _check(columns, expected, f"{name}, line {number}")
             if is_new:
-                for name, value in (("tokens", []), ("tags", []), ("document", document)):
-                    table[name].append(value)
+                for column, value in (("tokens", []), ("tags", []), ("document", document)):
+                    table[column].append(value)
                 is_new = False
             table["tokens"][-1].append(columns[0])
             table["tags"][-1].append(columns[-1])
