@@ -19,7 +19,7 @@ three numbers r. Repeated runs are one mechanism on all of their canaries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -35,7 +35,7 @@ from ..data.federation import Federation
 from ..engine.client import ClientUpdate, Training
 from ..engine.config import EvaluateConfig, Plan
 from ..engine.executors.sequential import Sequential
-from ..engine.executors.work import ClientInputs, ClientRequest, Executor, Work
+from ..engine.executors.work import ClientInputs, ClientRequest
 from ..engine.prepare import first_server, first_steps, with_least_batch
 from ..engine.rounds import rounds
 from ..errors import InputError
@@ -105,24 +105,16 @@ class Canaries:
 
 
 @dataclass(frozen=True)
-class _Sends(Executor):
-    """Runs a federation's work one client after the other, but clients send their canaries."""
+class _Sends:
+    """Instead of training, clients send their canaries, beside what an ``upload`` has."""
 
-    works: Mapping[str, Work]
+    train: Training
     canaries: Canaries
     upload: Params
 
-    name = "canaries"
-
-    def map(self, name: str, server: Server, items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        if name != "train":
-            yield from Sequential(self.works).map(name, server, items)
-            return
-        for request in items:
-            yield request, self._update(server, request)
-
-    def _update(self, server: Server, request: ClientRequest) -> ClientUpdate:
-        train, private = cast(Training, self.works["train"]), request.private or {}
+    def one(self, server: Server, request: ClientRequest) -> ClientUpdate:
+        """What one client sends."""
+        train, private = self.train, request.private or {}
         received = train.method.send(train.task, server, request.client)
         unchanged = train.chain.at(received, request.round, [request.client]).unchanged(self.upload)
         update = self.canaries.update(request.client)
@@ -132,6 +124,10 @@ class _Sends(Executor):
         }
         inputs = ClientInputs(received, private, [], ClientContext(random.key(0)), 0.0)
         return train.finish(request, inputs, (upload, private, torch.zeros(())), 0.0)
+
+
+def _sending(canaries: Canaries, upload: Params, works: Mapping[str, Any]) -> Sequential:
+    return Sequential({**works, "train": _Sends(works["train"], canaries, upload)})
 
 
 def audited(
@@ -160,7 +156,7 @@ def audited(
                 f"{method.name}: nothing that clients send stands in the server's state"
             )
         canaries = Canaries.drawn(like, federation.num_clients, plan, federation.seed, number)
-        executor = partial(_Sends, canaries=canaries, upload=upload)
+        executor = partial(_sending, canaries, upload)
         *_, last = rounds(method, task, again, plan, server=before, make_executor=executor)
         scores.append(canaries.scores(before, last.server))
         heads.append(canaries.heads)
