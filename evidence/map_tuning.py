@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evidence import cross_cells
 from evidence.map_cells import FILE
-from evidence.rates import best, best_of, trials, validation
+from evidence.rates import best_of, trials, validation
 from fedtailor.methods import METHODS
 from fedtailor.report.names import in_prose
 
@@ -94,41 +93,11 @@ def absent(found: Found) -> str:
         "convolutions at their random values."
     ]
     for method in sorted(rows["image"] - rows["text"]):
-        said.append(f"`{method}` has none for texts, where it trains the whole model.")
-        said += _elsewhere(method)
+        said.append(
+            f"`{method}` has none for texts, where it trains the whole model: see "
+            "[another table](cross.md)."
+        )
     return "**Missing rows.** " + " ".join(said)
-
-
-def _elsewhere(method: str) -> list[str]:
-    """What a method came to on the texts of the cross table."""
-    cells = {(cell.data.name, cell.method): cell for cell in cross_cells.cells()}
-    said, times = [], []
-    for data in cross_cells.DATA:
-        ours, alone = cells[data.name, method], cells[data.name, "local"]
-        if data.is_text or data.model != "MiniLM" or ours.missing or alone.missing:
-            continue
-        x, y = ours.numbers(), alone.numbers()
-        said.append(f"{x['mean']:.1f} % on {data.name} (training alone: {y['mean']:.1f} %)")
-        if x["cpu_seconds"] is not None and y["cpu_seconds"] is not None:
-            times.append(x["cpu_seconds"] / y["cpu_seconds"])
-    if not said:
-        return []
-    run = f"In [runs on texts](cross.md) it had {in_prose(said)}."
-    if times:
-        low, high = (f"{value:.1f}" for value in (min(times), max(times)))
-        run += f" It took {low} to {high} times the latter's processor time."
-    return [run, *_smallest(method)]
-
-
-def _smallest(method: str) -> list[str]:
-    """That a method's smallest rate on texts was its best, if it was."""
-    key = (FILE, _TUNED_IN["text"], method)
-    tried = trials().get(key, {})
-    smallest = min(map(_rate, tried), default=None)
-    chosen = best()
-    if key not in chosen or _rate(chosen[key]) != smallest:
-        return []
-    return [f"Of its rates the smallest, {smallest:g}, was the best."]
 
 
 def gates(found: Found) -> str:
@@ -148,9 +117,9 @@ def gates(found: Found) -> str:
     alike = {_value(own, "lr_gate"): 100 * validation(line) for own, line in tried[_ALIKE].items()}
     return (
         f"**FedSDG's** gates learn at {used:g} here, and at {default:g} by default, chosen later. "
-        f"On validation data these came to {scores[used]:.1f} % and {scores[default]:.1f} % at "
-        f"Dirichlet 0.1 (20 clients, one seed), to {alike[used]:.1f} % and {alike[default]:.1f} % "
-        "in the quickstart: where clients differ much FedSDG may do better than its rows say."
+        f"On validation data these came to {scores[used]:.1f} and {scores[default]:.1f} % at "
+        f"Dirichlet 0.1 (20 clients, one seed), to {alike[used]:.1f} and {alike[default]:.1f} % "
+        "in the quickstart: where clients differ much FedSDG may do better than here."
     )
 
 
