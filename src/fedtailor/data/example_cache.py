@@ -28,14 +28,10 @@ class LastResults:
 
 
 class ExampleCache:
-    """Tensors by row of a data set, computed from a batch when a row is first used.
-
-    Args:
-        compute: turns a batch into ``[b, ...]`` tensors. For texts, tensors of three dimensions and
-            more are ``[b, L, ...]``, by token: the cache stores each row at its own length.
-        dataset: the examples.
-        rows: all rows that batches may use, ascending; other rows are never computed.
-    """
+    """Tensors by row of a data set, computed from a batch when a row is first used: ``compute``
+    turns a batch into ``[b, ...]`` tensors. For texts, tensors of three dimensions and more are
+    ``[b, L, ...]``, by token: the cache stores each row at its own length. ``rows`` are all that
+    batches may use, ascending; others are never computed."""
 
     def __init__(self, compute: Callable[[Batch], Params], dataset: Dataset, rows: Indices) -> None:
         self._compute = compute

@@ -144,12 +144,8 @@ class Objective(ABC):
         return self
 
     def numbers(self, given: Mapping[str, Any], targets: Targets | None) -> tuple[float, ...]:
-        """Return what `scaled` takes.
-
-        Args:
-            given: what an experiment has for its ``settings``; None, or nothing, where it has none.
-            targets: those of the training rows.
-        """
+        """Return what `scaled` takes, from what an experiment has for its ``settings`` (None, or
+        nothing, where it has none) and the ``targets`` of the training rows."""
         return ()
 
     def tuned(self, value: float) -> Objective:
@@ -157,12 +153,8 @@ class Objective(ABC):
         return self
 
     def chosen(self, targets: Any, predictions: NDArray[np.float64]) -> float:
-        """Return the best value of what it ``tunes``, on a client's validation examples.
-
-        Args:
-            targets: ``[n, ...]``.
-            predictions: ``[n, ...]``, finite ones of `predictions`.
-        """
+        """Return the best value of what it ``tunes``, on a client's validation examples: of their
+        ``targets`` ``[n, ...]`` and finite `predictions` ``[n, ...]``."""
         raise NotImplementedError
 
     def described(self) -> dict[str, Any]:
@@ -196,15 +188,9 @@ class Objective(ABC):
         return bool(self.target_names)
 
     def targets(self, cells: Cells, classes: tuple[str, ...] = ()) -> Targets | None:
-        """Turn a column into targets; None if the inputs are the targets.
-
-        Args:
-            cells: the column.
-            classes: the names of all classes, in order, if the experiment has them.
-
-        Raises:
-            InputError: the column holds something else.
-        """
+        """Turn a column into targets; None if the inputs are the targets. ``classes`` are the names
+        of all classes, in order, if the experiment has them. Raises InputError where the column
+        holds something else."""
         return None
 
     def joined(
@@ -218,12 +204,8 @@ class Objective(ABC):
         raise NotImplementedError
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
-        """Return which columns of a table this task reads, if the table is surely one of its kind;
-        else nothing.
-
-        Args:
-            columns: the first values of each, by name.
-        """
+        """Return which columns of a table this task reads, if the table is surely one of its kind
+        by the first values of each column; else nothing."""
         return {}
 
     def encode(
@@ -283,12 +265,8 @@ class Objective(ABC):
 
     def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return what metrics and answers are computed from, float64 ``[b, ...]``; by default the
-        outputs. Rows of several batches are padded with zeros to one width.
-
-        Args:
-            logits: of the batch.
-            batch: its inputs; the targets, where they are known.
-        """
+        outputs. Rows of several batches are padded with zeros to one width. The batch has targets
+        where they are known."""
         return logits.double()
 
     def compared(
@@ -318,13 +296,8 @@ class Objective(ABC):
         return ()
 
     def summary(self, targets: Any, classes: Sequence[str]) -> str:
-        """Return what is worth saying of all ``targets`` before a run, in a few words; empty if
-        nothing is.
-
-        Args:
-            targets: ``[N, ...]``, or N arrays where they go by tokens.
-            classes: the names of classes.
-        """
+        """Return what is worth saying of all ``targets`` ``[N, ...]`` (N arrays where they go by
+        tokens) before a run, in a few words; empty if nothing is."""
         return ""
 
     @abstractmethod

@@ -36,12 +36,8 @@ class Writing(VocabularyObjective):
 
     @abstractmethod
     def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:
-        """Return the tokens of a prompt, and those of the right answer.
-
-        Args:
-            ids: the tokens of an example.
-            targets: its targets, where the inputs are not the targets.
-        """
+        """Return the tokens of a prompt, and those of the right answer, from an example's ``ids``
+        and its ``targets``, where the inputs are not the targets."""
 
     def check_metrics(self, names: Collection[str]) -> None:
         check_packages(names)

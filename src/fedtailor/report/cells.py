@@ -71,49 +71,43 @@ def _columns(comparison: Table) -> Iterator[_Column]:
     metric, rows = comparison.metric, comparison.rows
     results = [row.personal_model for row in rows if row.personal_model is not None]
     is_lm = any(result.perplexity is not None for result in results)
-    higher, scale = higher_is_better(metric), scale_of(metric)
 
     def of(
         title: str,
-        value: Callable[[ModelResult], Spread | None],
-        model: Callable[[Row], ModelResult | None] = lambda row: row.personal_model,
+        value: str = "",  # of a model's result; the mean of the metric ``by``
+        model: str = "personal_model",
         *,
-        form: tuple[float, int] = scale,
+        by: Metric = metric,
+        form: tuple[float, int] | None = None,
         seeds: bool = True,
         is_marked: bool = True,
-        is_higher_better: bool = higher,
     ) -> _Column:
         def spread(row: Row) -> Spread | None:
-            result = model(row)
-            return None if result is None else value(result)
+            result: ModelResult | None = getattr(row, model)
+            if result is None:
+                return None
+            found: Spread | None = getattr(result, value) if value else _mean(result, by)
+            return found
 
         def text(row: Row) -> str:
-            return _cell(spread(row), *form, seeds=seeds)
+            return _cell(spread(row), *(form or scale_of(by)), seeds=seeds)
 
-        return title, text, spread if is_marked else None, is_higher_better
+        return title, text, spread if is_marked else None, higher_is_better(by)
 
-    def rounds(model: Callable[[Row], ModelResult | None], title: str = "its\nround") -> _Column:
-        return title, lambda row: _rounds(model(row)), None, True
+    def rounds(model: str, title: str = "its\nround") -> _Column:
+        return title, lambda row: _rounds(getattr(row, model)), None, True
 
-    yield of(metric, lambda result: result.mean)
-    yield of("weighted", lambda result: result.weighted, seeds=not is_lm)
-    yield of("std", lambda result: result.std, seeds=False, is_marked=False)
-    yield of("decile", lambda result: result.bottom_decile, seeds=False)
-    yield of("worst", lambda result: result.worst, seeds=False)
+    yield of(metric, "mean")
+    yield of("weighted", "weighted", seeds=not is_lm)
+    yield of("std", "std", seeds=False, is_marked=False)
+    yield of("decile", "bottom_decile", seeds=False)
+    yield of("worst", "worst", seeds=False)
     if is_lm:
-        yield of("ppl", lambda result: result.perplexity, form=(1, 1), seeds=False)
-        yield of(
-            "token\nacc. %", lambda result: result.accuracy, form=(100, 1), is_higher_better=True
-        )
+        yield of("ppl", "perplexity", form=(1, 1), seeds=False)
+        yield of("token\nacc. %", by="accuracy")
     for name in _other_metrics(metric, results):
         if not (is_lm and name == "accuracy"):
-            yield of(
-                name,
-                lambda result, name=name: _mean(result, name),  # type: ignore[misc]
-                form=scale_of(name),
-                is_higher_better=higher_is_better(name),
-                is_marked=name not in TUNED,
-            )
+            yield of(name, by=name, is_marked=name not in TUNED)
     if any(row.validation is not None for row in rows):
         by = comparison.chosen_by
         title = "valida-\ntion" if is_lm else "validation"
@@ -123,22 +117,16 @@ def _columns(comparison: Table) -> Iterator[_Column]:
             lambda row: row.validation,
             higher_is_better(by),
         )
-    yield rounds(lambda row: row.personal_model, "round")
-    yield of("global", lambda result: result.mean, lambda row: row.global_model, seeds=not is_lm)
-    yield rounds(lambda row: row.global_model)
+    yield rounds("personal_model", "round")
+    yield of("global", "mean", "global_model", seeds=not is_lm)
+    yield rounds("global_model")
     if any(row.global_model and ATTACK_SUCCESS in row.global_model.metrics for row in rows):
-        yield of(
-            "global attack\nsuccess",
-            lambda result: _mean(result, ATTACK_SUCCESS),
-            lambda row: row.global_model,
-            form=scale_of(ATTACK_SUCCESS),
-            is_higher_better=False,
-        )
+        yield of("global attack\nsuccess", model="global_model", by=ATTACK_SUCCESS)
     if any(row.novel_clients for row in rows):
-        yield of("novel", lambda result: result.mean, lambda row: row.novel_clients)
-        yield rounds(lambda row: row.novel_clients)
+        yield of("novel", "mean", "novel_clients")
+        yield rounds("novel_clients")
     if any(row.before for row in rows):
-        yield "before", lambda row: _cell(row.before, *scale), None, True
+        yield "before", lambda row: _cell(row.before, *scale_of(metric)), None, True
 
 
 def _best(values: Sequence[Spread | None], *, is_higher_better: bool) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +45,7 @@ _READ_AGAIN = (
     *("onboarded/[!.]*/*.json", "onboarded/[!.]*/*.safetensors"),
 )  # in the folder of a trial
 
+_TOP = ("experiment.json", "environment.json")
 Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 
 
@@ -85,8 +86,7 @@ def check(out: Path) -> Checked:
 
 
 def _tests(out: Path) -> Iterator[Test]:
-    yield out / "experiment.json", partial(_json, out / "experiment.json")
-    yield out / "environment.json", partial(_json, out / "environment.json")
+    yield from ((out / name, partial(_json, out / name)) for name in _TOP)
     yield out, lambda: bool(open_run(out))  # the copies of the user's own files
     if (out / MODEL_FILE).exists():
         yield out / MODEL_FILE, lambda: check_model(open_run(out).model, out)
@@ -130,21 +130,17 @@ def _of_trial(folder: Path) -> Iterator[Test]:
         yield path, partial(_log, path, commit, log)
     if (folder / REFUSED_FILE).exists():
         yield folder / REFUSED_FILE, lambda: refusals_until(folder, 0) == b""  # no checksum
+    of_round = re.compile(r"(?:round|private|diagnostics|confusion)-(\d+)").fullmatch
     store = folder / PRIVATE_FILE
     there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
     for path in sorted({*expected, *there}):
         if path in {store, best_path(store, commit.best_round)}:
             yield path, partial(_private, path, commit)
-        elif path.suffix == ".safetensors" and not _is_left_over(path, expected):
+        elif path.suffix == ".safetensors" and (path in expected or not of_round(path.stem)):
+            # others are of a round that does not count, by a kill, or `_private` checks them
             yield path, partial(_tensors, path, expected.get(path))
         elif path.suffix == ".json" and path.name != "commit.json":
             yield path, partial(_json, path)
-
-
-def _is_left_over(path: Path, expected: Collection[Path]) -> bool:
-    """Whether a kill has left a file of a round that does not count, or `_private` checks it."""
-    number = re.fullmatch(r"(?:round|private|diagnostics|confusion)-(\d+)", path.stem)
-    return number is not None and path not in expected
 
 
 def _tensors(path: Path, committed: str | None) -> bool:
@@ -161,8 +157,7 @@ def _json(path: Path, seed: int | None = 0) -> bool:
 
 
 def _commit(folder: Path) -> bool:
-    path = folder / "commit.json"
-    return _json(path, read_commit(folder).seed)
+    return _json(folder / "commit.json", read_commit(folder).seed)
 
 
 def _holdings(path: Path) -> bool:

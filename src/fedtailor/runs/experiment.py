@@ -363,10 +363,7 @@ def own_method(reference: str, sha256: str | None = None, where: str = "") -> Me
 
 def configured_method(name: str, settings: Settings = ()) -> Method:
     """A method by its name, or as ``FILE.py:CLASS`` or ``package.module:CLASS``, with some fields
-    set.
-
-    Raises:
-        InputError: no such method or field, or a value that the field doesn't take.
+    set. Raises InputError for no such method or field, or a value that the field doesn't take.
 
     >>> configured_method("fedprox", ["mu=0.5"]).mu
     0.5

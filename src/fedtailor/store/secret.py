@@ -24,11 +24,8 @@ class _Record:
 
 
 def secret_of(folder: Path) -> str:
-    """The secret of the trial in ``folder``; it is drawn the first time that it is asked for.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """The secret of the trial in ``folder``, drawn the first time that it is asked for. Raises
+    InputError where the file is damaged."""
     path = folder / _FILE
     if not path.exists():
         write_once(path, seal_json({"secret": secrets.token_hex(32)}))
