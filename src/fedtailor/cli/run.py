@@ -78,8 +78,6 @@ def _phases(trace: Trace) -> str:
 
     seconds = trace.seconds()
     total = sum(seconds.values())
-    rows = [
-        (name, f"{spent:.3f}", f"{100 * spent / total:.1f}%") for name, spent in seconds.items()
-    ]
+    rows = [(k, f"{spent:.3f}", f"{100 * spent / total:.1f}%") for k, spent in seconds.items()]
     table = tabulate([*rows, ("total", f"{total:.3f}", "")], colalign=("left", "right", "right"))
     return f"{trace.title}, in seconds (written to {trace.path}):\n{table}"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..trackers import TRACKERS
 
@@ -54,43 +54,25 @@ def followed(out: Path, to: str | None) -> Iterator[OnRound | None]:
     from ..trackers.follow import check_installed
 
     check_installed(to)
-    follower = _Follower(out, to)
-    try:
-        yield follower.start
-    finally:
-        follower.finish()
+    begun: list[subprocess.Popen[bytes]] = []
 
-
-class _Follower:
-    """``fedtailor track --follow`` in a process of its own, so that the run doesn't wait for it."""
-
-    def __init__(self, out: Path, to: str) -> None:
-        self._out, self._to = out, to
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, done: object = None) -> None:
+    def start(done: object = None) -> None:
         """Start it, once; the pipe tells its end, and an interrupt is for the run alone."""
-        if self._process is None:
-            arguments = ["track", str(self._out), "--to", self._to, "--follow", "--until-closed"]
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedtailor", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=2,  # standard output is for the run's results
-                start_new_session=True,
-            )
+        if not begun:
+            arguments = ["track", str(out), "--to", to, "--follow", "--until-closed"]
+            command = [sys.executable, "-m", "fedtailor", *arguments]
+            # standard output is for the run's results
+            options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": 2}
+            begun.append(subprocess.Popen(command, start_new_session=True, **options))
 
-    def finish(self) -> None:
-        """Let it see the end; a run that had nothing left to do is seen as a whole."""
-        if self._process is None and (self._out / "experiment.json").is_file():
-            self.start()
-        if self._process is None:
-            return
-        pipe: IO[bytes] | None = self._process.stdin
-        assert pipe is not None
-        pipe.close()
-        if self._process.wait():
-            print(
-                f"{self._to} lacks a trial of the run; fedtailor track "
-                f"{shlex.quote(str(self._out))} --to {self._to} adds it",
-                file=sys.stderr,
-            )
+    try:
+        yield start
+    finally:
+        if (out / "experiment.json").is_file():  # what had nothing left to do is seen as a whole
+            start()
+        for process in begun:
+            assert process.stdin is not None
+            process.stdin.close()
+            if process.wait():
+                again = f"fedtailor track {shlex.quote(str(out))} --to {to}"
+                print(f"{to} lacks a trial of the run; {again} adds it", file=sys.stderr)

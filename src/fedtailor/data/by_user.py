@@ -43,10 +43,8 @@ def rows_by_user(files: Sequence[Path], name: str) -> Any:
         half = f"a text holds half of a character, {error.object[error.start]!a}"
         raise InputError(f"can't read {name!r}: {half}; write it whole, or leave it out") from None
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are among them
-        words = " ".join(str(error).split())
-        raise InputError(
-            f"can't read {name!r}: a column has values of two types: {words}"
-        ) from None
+        words = f"a column has values of two types: {' '.join(str(error).split())}"
+        raise InputError(f"can't read {name!r}: {words}") from None
     pictures = bool(rows) and isinstance(rows[0].get("image"), bytes)
     return table.cast_column("image", Image()) if pictures else table
 

@@ -84,9 +84,8 @@ def _read_tab(path: Path) -> list[tuple[str, str]]:
     """Read (label, text) of each row of an Orange table with a header of three lines."""
     lines = path.read_text(encoding="utf-8").split("\n")
     if lines[0].split("\t") != ["Category", "Text"]:
-        raise InputError(
-            f"{path} must have the columns Category, Text; it begins {lines[0][:80]!r}"
-        )
+        begin = lines[0][:80]
+        raise InputError(f"{path} must have the columns Category, Text; it begins {begin!r}")
     rows = []
     for number, line in enumerate(lines[3:], 4):
         label, tab, text = line.partition("\t")

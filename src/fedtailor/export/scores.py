@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import listed
@@ -107,11 +107,10 @@ def _joined_scores(joined: Onboarded) -> list[SplitScore]:
     for split, values in joined.scores[joined.kept].items():
         if count := values["count"]:
             most = joined.scores.get("majority", {}).get(split, {}).get("accuracy")
-            own = {k: v for k, v in values.items() if k not in ("accuracy", "loss", "count")}
-            metrics = {k: v for k, v in own.items() if v is not None}
-            accuracy, loss = values["accuracy"], values["loss"]
-            score = SplitScore(split, joined.round, int(count), accuracy, loss, most)
-            found.append(replace(score, metrics=metrics))
+            others = values.keys() - {"accuracy", "loss", "count"}
+            metrics = {k: v for k, v in values.items() if k in others and v is not None}
+            about = split, joined.round, int(count), values["accuracy"], values["loss"], most
+            found.append(SplitScore(*about, metrics=metrics))
     return found
 
 

@@ -30,7 +30,7 @@ _MANY = 200  # clients, whose evaluation takes most of the time
 _CLIENTS, _PER_CLIENT = 20, 50  # as many clients as there are rows for, where no column names them
 _COHORT = 20  # clients a round
 _ADAM = 'optimiser = {{name = "adam", lr = {lr}, clip = 1.0, eps = 1e-3}}'
-_SGD = "optimiser = {lr = 1e-2, clip = 10.0}"
+_PICTURES = {"local": "optimiser = {lr = 1e-2, clip = 10.0}"}
 
 # chosen on validation data for LoRA on MiniLM (quickstart-rates) and EfficientNet-Lite0 (fedsq);
 # but FedAvg and FedPer have half the rate that was best: with that, and more rows, FedAvg does not
@@ -142,6 +142,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
         raise InputError(f"methods {', '.join(methods)}: name each once")
     clients = Clients.of(survey, roles)
     is_text = survey.column(roles.source).kind != "picture"
+    usual = _PICTURES if not is_text else _LANGUAGE_MODEL if _writes(roles) else _TEXT
     sections = [
         _head(name),
         "\n".join(_data(survey, roles, is_text)),
@@ -150,7 +151,7 @@ def draft(survey: Survey, roles: Roles, name: str, model: str, methods: Sequence
         _LOCAL,
         *_cohort(len(clients.sizes)),
         _SCHEDULE,
-        *(_method(method, is_text, _writes(roles)) for method in methods),
+        *(_method(method, usual) for method in methods),
     ]
     text = "\n\n".join(sections) + "\n"
     parse(tomllib.loads(text))
@@ -267,17 +268,10 @@ def _cohort(clients: int) -> Iterator[str]:
         yield "[evaluate]\n" + _line("every", 5, comment)
 
 
-def _method(name: str, is_text: bool, is_language_model: bool) -> str:
+def _method(name: str, usual: Mapping[str, str]) -> str:
     meaning = f"  # {_MEANING[name]}" if name in _MEANING else ""
-    return f"[methods.{name}]{meaning}\n{_settings(name, is_text, is_language_model)}".rstrip()
-
-
-def _settings(name: str, is_text: bool, is_language_model: bool) -> str:
-    fine_tuning = issubclass(METHODS[name], FineTuning)
-    if is_text:
-        of_methods = _LANGUAGE_MODEL if is_language_model else _TEXT
-        return of_methods.get(name, of_methods["local"] if fine_tuning else "")
-    return _SGD if fine_tuning else ""
+    others = usual["local"] if issubclass(METHODS[name], FineTuning) else ""
+    return f"[methods.{name}]{meaning}\n{usual.get(name, others)}".rstrip()
 
 
 def _line(key: str, value: Any, comment: str = "") -> str:

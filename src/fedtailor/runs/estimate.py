@@ -51,16 +51,14 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     dataset, plan, data = federation.dataset, experiment.plan, experiment.data
     cohort = plan.cohort_size(federation)
     backbone = inputs.backbone(experiment.seeds[0])
-    labels = [
-        label for label in experiment.methods if any(left.get((label, s)) for s in experiment.seeds)
-    ]
+    seeds = experiment.seeds
+    labels = [k for k in experiment.methods if any(left.get((k, seed)) for seed in seeds)]
     names = federation.names or ()
     any_device = "cuda" if torch.cuda.is_available() else "cpu"
     targets = None if federation.remote else dataset.targets(np.arange(len(dataset.inputs)))
     parameters = num_parameters(backbone.model)
-    methods = []
-    if not federation.remote:
-        methods = [_method(inputs, label, left, ranks) for label in labels]
+    here = () if federation.remote else labels
+    methods = [_method(inputs, label, left, ranks) for label in here]
     return StartSummary(
         name=experiment.name,
         data="at the clients' sites" if federation.remote else str(data.name or data.path),
@@ -117,11 +115,8 @@ def _texts(plan: Plan, federation: Federation) -> str:
         return ""
     times = sum(config.writes(number, plan.rounds) for number in range(1, plan.rounds + 1))
     clients = plan.evaluated_and_novel(federation)
-    answers = sum(
-        min(config.generate.examples, federation.num_rows(client, split))
-        for client in clients
-        for split in SPLITS
-    )
+    held_out = (federation.num_rows(client, split) for client in clients for split in SPLITS)
+    answers = sum(min(config.generate.examples, rows) for rows in held_out)
     models = 2 if config.global_model else 1
     most = times * models * answers * config.generate.tokens
     return (

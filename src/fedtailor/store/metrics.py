@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import InputError, unknown
 from ..objectives import OBJECTIVES
 
-if TYPE_CHECKING:
-    from ..engine.scoring import Evaluation
-    from .records import EvaluationLine
-
 Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
 ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
 _LOWER = frozenset({"loss", ATTACK_SUCCESS}).union(*(one.errors for one in OBJECTIVES.values()))
 _SHARES = frozenset({"accuracy", ATTACK_SUCCESS}).union(*(o.shares for o in OBJECTIVES.values()))
 TUNED = {one.tunes for one in OBJECTIVES.values()}  # neither more nor less of them is better
+
+
+class ClientResults(Protocol):
+    """The results of clients, one entry each; what is undefined is None."""
+
+    @property
+    def num_examples(self) -> Sequence[int]: ...
+    @property
+    def loss(self) -> Sequence[float | None]: ...
+    @property
+    def accuracy(self) -> Sequence[float | None]: ...
+    @property
+    def metrics(self) -> Mapping[str, Sequence[float | None]]: ...
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,7 @@ def unit_of(metric: Metric) -> str:
     return " (%)" if is_percentage(metric) else " (nats)" if metric == "loss" else ""
 
 
-def values_of(evaluation: Evaluation | EvaluationLine, metric: Metric) -> Sequence[float | None]:
+def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | None]:
     """Return the clients' values of ``metric``; None where it is undefined. Raises InputError where
     the run has no such metric."""
     if metric in ("accuracy", "loss"):
@@ -148,7 +157,7 @@ def values_of(evaluation: Evaluation | EvaluationLine, metric: Metric) -> Sequen
     return evaluation.metrics[metric]
 
 
-def sizes_of(evaluation: Evaluation | EvaluationLine, metric: Metric) -> list[int]:
+def sizes_of(evaluation: ClientResults, metric: Metric) -> list[int]:
     """Return the clients' numbers of examples; 0 where one of the experiment's own metrics is
     undefined."""
     values = values_of(evaluation, metric)
@@ -158,7 +167,7 @@ def sizes_of(evaluation: Evaluation | EvaluationLine, metric: Metric) -> list[in
     return [0 if value is None else count for value, count in pairs]
 
 
-def summary(evaluation: Evaluation | EvaluationLine, metric: Metric) -> Summary:
+def summary(evaluation: ClientResults, metric: Metric) -> Summary:
     """Summarise ``evaluation`` over the clients that have examples, and for which ``metric`` is
     defined; NaN where it is for none of them. Raises InputError where the run has no such metric,
     or no client has examples.

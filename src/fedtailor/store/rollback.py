@@ -191,13 +191,10 @@ class _Trial:
             write_commit(folder, replace(store.last, checksums=checksums))
 
     def _logs(self) -> dict[str, bytes]:
-        logs = {}
+        logs, commit = {}, self.commit
         for log in LOGS:
             path = self.folder / f"{log}.jsonl"
-            content = committed_bytes(path, self.commit.bytes[log], self.commit.checksums.get(log))
-            logs[log] = b"".join(
-                line
-                for line in content.splitlines(keepends=True)
-                if load_json(line, str(path))["round"] <= self.commit.best_round
-            )
+            content = committed_bytes(path, commit.bytes[log], commit.checksums.get(log))
+            lines = [(load_json(x, str(path)), x) for x in content.splitlines(keepends=True)]
+            logs[log] = b"".join(x for said, x in lines if said["round"] <= commit.best_round)
         return logs
