@@ -1,8 +1,8 @@
-"""How much the models of six methods tell, with and without a defence: python -m benchmarks.audit.
+"""How much the models of a run tell, with and without a defence: python -m benchmarks.audit.
 
-Twenty clients with 20 digits each train for eight rounds. Each
-method under each defence is a run, which is audited as by `fedtailor audit`. The table goes to
-results/audit-cpu.md.
+Twenty clients with 20 digits each train for eight rounds. Each method under each defence is a run,
+which is audited as by `fedtailor audit`. In a second table they have nine digits each, and train
+until their models know them by heart. The tables go to results/audit-cpu.md.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from fedtailor.runs.trained import open_trained
 
 OUT = Path(__file__).parent / "results" / "audit-cpu.md"
 AUDITED = ("fedavg", "fedsdg", "fedhft", "fedmerge", "pfedgate", "fedsq")
-DEFENCES = {
-    "none": ft.PrivacyConfig(),
-    "epsilon 8": ft.PrivacyConfig(epsilon=8.0, clip=0.5),
+MEMORISING = ("local", "fedavg", "fedavg-ft", "fedper", "ditto", "fedsdg")
+OF_RECORDS = ft.PrivacyConfig(level="record", epsilon=8.0, delta=0.01, clip=1.0)
+DEFENCES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "epsilon 8": {"privacy": ft.PrivacyConfig(epsilon=8.0, clip=0.5)},
+    "epsilon 8 of records": {"privacy": OF_RECORDS},
+    "secure aggregation": {"secure_aggregation": ft.SecureAggregationConfig(threshold=0.7)},
 }
 COLUMNS = {
     ("loss", "personal", "AUC"): "personal model: AUC",
@@ -36,16 +40,16 @@ COLUMNS = {
 }
 
 
-def experiment(label: str, privacy: ft.PrivacyConfig) -> ft.Experiment:
-    """One method under one defence; FedSDG averages where there is noise."""
+def experiment(label: str, defence: str, *, memorising: bool = False) -> ft.Experiment:
+    """One method under one defence; FedSDG averages where the server adds noise."""
     method: Any = METHODS[label]()
-    if label == "fedavg":
+    if label == "fedavg" or memorising:
         method = replace(method, optimiser=Optimiser(lr=0.1))
     if label == "fedhft":
         method = replace(method, clusters=2, warmup_rounds=2)
-    if label == "fedsdg" and privacy.is_active:
+    if label == "fedsdg" and defence == "epsilon 8":
         method = replace(method, aggregation="uniform")
-    return ft.Experiment(
+    found = ft.Experiment(
         {label: method},
         rounds=8,
         data=ft.DataConfig(name="digits", limit=800),
@@ -56,19 +60,28 @@ def experiment(label: str, privacy: ft.PrivacyConfig) -> ft.Experiment:
         local=ft.LocalConfig(batch_size=8, epochs=5),
         evaluate=ft.EvaluateConfig(every=8),
         engine=ft.EngineConfig("vectorised"),
-        privacy=privacy,
+        **DEFENCES[defence],
+    )
+    if not memorising:
+        return found
+    return replace(
+        found,
+        data=ft.DataConfig(name="digits", limit=400),
+        split=ft.SplitConfig(20, scheme="iid", validation=0.1, test=0.45),
+        local=ft.LocalConfig(batch_size=4, epochs=12),
     )
 
 
-def cells(label: str, privacy: ft.PrivacyConfig, folder: Path, batches: int) -> list[str]:
+def cells(chosen: ft.Experiment, folder: Path, plan: Plan) -> list[str]:
     """A row's numbers, or why there are none."""
-    out = folder / f"{label}-{privacy.epsilon}"
-    try:
-        ft.run(experiment(label, privacy), out, summary=False, scores=False)
-    except InputError as error:
-        return [f"refused: {str(error).partition(': ')[2].partition('. ')[0]}"]
-    plan = Plan(batches=batches, steps=150, canaries=400, minutes=20)
-    found = {(f.attack, f.target, f.measure): f for f in audit(open_trained(out, label), plan)}
+    (label,) = chosen.methods
+    with TemporaryDirectory(dir=folder) as out:
+        try:
+            ft.run(chosen, Path(out) / "run", summary=False, scores=False)
+        except InputError as error:
+            return [f"refused: {str(error).partition(': ')[2].partition('. ')[0]}"]
+        findings = audit(open_trained(Path(out) / "run", label), plan)
+    found = {(one.attack, one.target, one.measure): one for one in findings}
     return [_cell(found.get(column)) for column in COLUMNS]
 
 
@@ -81,21 +94,29 @@ def _cell(found: Finding | None) -> str:
 
 
 def main() -> None:
-    """Print the table's lines as they are measured, and write them."""
+    """Print the tables' lines as they are measured, and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=2, help="inverted for each row")
-    parser.add_argument("--methods", nargs="+", default=AUDITED)
     options = parser.parse_args()
-    header = ["method", "defence", *COLUMNS.values()]
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    print("\n".join(lines), flush=True)
+    whole = Plan(batches=options.batches, steps=150, canaries=400, minutes=20)
+    lines = list[str]()
+
+    def say(*cells: str) -> None:
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+
     with TemporaryDirectory() as folder:
-        for name, privacy in DEFENCES.items():
-            for label in options.methods:
-                row = [label, name, *cells(label, privacy, Path(folder), options.batches)]
-                lines.append(f"| {' | '.join(row)} |")
-                print(lines[-1], flush=True)
-    OUT.write_text("\n".join(lines) + "\n")
+        for memorising in (False, True):
+            say("method", "defence", *COLUMNS.values())
+            lines.append(f"|{'---|' * (2 + len(COLUMNS))}")
+            plan = replace(whole, batches=0, canaries=0) if memorising else whole
+            defences = ("none", "epsilon 8 of records") if memorising else DEFENCES
+            for defence in defences:
+                for label in MEMORISING if memorising else AUDITED:
+                    chosen = experiment(label, defence, memorising=memorising)
+                    say(label, defence, *cells(chosen, Path(folder), plan))
+            lines.append("")
+    OUT.write_text("\n".join(lines))
 
 
 if __name__ == "__main__":
