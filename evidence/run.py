@@ -52,7 +52,8 @@ from .shown import shown
 HERE = Path(__file__).parent
 MAP = HERE / "manifest.toml"
 CROSS = HERE / "manifest-cross.toml"
-MANIFESTS = (MAP, HERE / "manifest-papers.toml", CROSS)
+PRIVACY = HERE / "manifest-privacy.toml"
+MANIFESTS = (MAP, HERE / "manifest-papers.toml", CROSS, PRIVACY)
 RESULTS = HERE / "results.jsonl"
 EXPERIMENTS = HERE.parent / "experiments"
 
