@@ -241,7 +241,7 @@ def line_in(place: Path, whole: ft.Experiment, run: Run) -> dict[str, Any] | Non
     return line | {"results": results(place, (run.method, run.seed))}
 
 
-def _collected(place: Path, runs: Iterable[Run]) -> Iterator[dict[str, Any]]:
+def collected(place: Path, runs: Iterable[Run]) -> Iterator[dict[str, Any]]:
     """The lines of those runs that are in a run directory."""
     whole = open_run(place)
     for run in runs:
@@ -417,7 +417,7 @@ def main() -> None:
     if not chosen:
         parser.error("no run is planned with this --file and this --seed")
     for place in options.places:
-        for line in _collected(place, chosen):
+        for line in collected(place, chosen):
             if line["digest"] not in done:
                 _keep(line, options)
                 done.add(line["digest"])

@@ -1,10 +1,11 @@
 """The manifest can be run, and every line of results is of settings that the files still have."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from evidence.rates import TUNED, best
-from evidence.run import Run, alone, digest, execute, has_ends, lines, planned, resolved
+from evidence.run import Run, alone, collected, digest, execute, has_ends, lines, planned, resolved
 
 
 @pytest.mark.slow
@@ -48,6 +49,8 @@ def test_a_line_says_what_the_run_has_come_to(tmp_path: Path) -> None:
     assert len(personal["accuracy"]) == len(personal["num_examples"]) == 20
     assert line["settings"]["methods"][0]["trainable"] == "lora"
     assert line["digest"] == digest(line["settings"])
+    (found,) = collected(tmp_path / line["digest"], [run, replace(run, seed=1)])
+    assert found["results"] == line["results"]
 
 
 @pytest.mark.slow
