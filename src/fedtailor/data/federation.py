@@ -34,7 +34,7 @@ class Federation:
     ``trained_before`` are the rows that the models were trained on before this run, ascending;
     None: they were not, or it is not known. ``told_labels`` ``[K, classes]`` are what all sites
     have told of theirs. Training leaves out batches of fewer than ``least_batch`` examples. Cohorts
-    and noise follow from a ``secret`` instead of the seed, where the server has one.
+    and noise follow from a ``secret`` instead of the seed, where there is one.
     """
 
     dataset: Dataset
@@ -114,13 +114,20 @@ class Federation:
         return self._draw(rng, int(rng.binomial(count, size / count)) if poisson else size, novel)
 
     def turns(self, round_: int, rounds: int, size: int, novel: int = 0) -> dict[int, range]:
-        """The clients whose turn it is in a round, from 1, of ``rounds``, where every client trains
-        equally often; other methods have ``size`` of them in a round, at most K.
+        """The clients whose turn it is in a round, where every client trains equally often.
 
-        Each of the K clients that are not among the ``novel`` ones, so many, has ``max(1,
-        round(rounds * size / K))`` turns; all clients have had one before any has the next. Returns
-        by client, ascending, the rounds that its turn stands for: of all ``rounds``, its first turn
-        has the first part, and so on.
+        Each of the K clients that are not ``novel`` has ``max(1, round(rounds * size / K))`` turns;
+        all clients have had one before any has the next.
+
+        Args:
+            round_: the round's number, from 1.
+            rounds: of the whole run.
+            size: how many clients other methods have in a round, at most K.
+            novel: the number of clients that never take part.
+
+        Returns:
+            By client, ascending, the rounds that its turn stands for: of all ``rounds``, its first
+            turn has the first part, and so on.
         """
         count = self.num_clients - novel
         first, end = (num_turns(number, rounds, size, count) for number in (round_ - 1, round_))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Values = Sequence[Any]  # one a row
-Tokenizer = Any  # a fast one of transformers
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 _CHUNK = 1000  # texts that are tokenised together
 
 
