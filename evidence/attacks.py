@@ -102,7 +102,7 @@ class Results:
         for run, other in zip(runs, clean, strict=True):
             found = [self._lines.get(_digest(one)) for one in (run, other)]
             if all(line is not None and model in line["results"] for line in found):
-                own, base = (_scores(line, model) for line in found if line is not None)
+                own, base = (scores_of(line, model) for line in found if line is not None)
                 scores.append(own)
                 beside.append({client: base[client] for client in own})
                 of_backdoor = self._lines[_digest(run)]["results"][model].get(ATTACK_SUCCESS)
@@ -110,7 +110,8 @@ class Results:
         return Outcome(scores, beside, success) if scores else None
 
 
-def _scores(line: Mapping[str, Any], model: str) -> Scores:
+def scores_of(line: Mapping[str, Any], model: str) -> Scores:
+    """The clients' scores in a line of results."""
     found = line["results"][model]
     return dict(zip(map(str, found["clients"]), found["accuracy"], strict=True))
 

@@ -93,6 +93,7 @@ LATER: Mapping[str, Any] = {
     "within_rounds": False, "beta": None, "reference": None, "templates": [], "by_client": [],
     "lora": {"rslora": False, "dropout": 0.0, "dora": False},
     "generate": {"examples": 0, "tokens": 64, "every": None}, "noise_by": "server",
+    "stop": None,
 }  # fmt: skip
 # The rule of a method without one, and an experiment without an attack, as they were.
 NO_RULE: Mapping[str, Any] = {"rule": "none", "attackers": 0, "keep": None}

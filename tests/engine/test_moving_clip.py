@@ -19,6 +19,9 @@ from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.report.comparison import to_text
+from fedtailor.report.table import table
+from fedtailor.store.read import read
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig, account
 from fedtailor.uploads.private import WITHIN, Private
@@ -104,7 +107,7 @@ def test_the_clip_moves_to_the_median_norm_and_masks_change_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_its_clip(tmp_path: Path) -> None:
-    privacy = replace(EXPERIMENT.privacy, clip_quantile=0.3)
+    privacy = replace(EXPERIMENT.privacy, clip_quantile=0.3, neighbours="remove")
     experiment = replace(EXPERIMENT, methods={"fedavg": FedAvg()}, privacy=privacy)
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     quiet: dict[str, Any] = {"summary": False, "scores": False}
@@ -113,9 +116,12 @@ def test_a_run_goes_on_with_its_clip(tmp_path: Path) -> None:
     ft.run(experiment, halved, **quiet)
     logs = [out / "methods/fedavg/seed-0/history.jsonl" for out in (whole, halved)]
     assert logs[0].read_bytes() == logs[1].read_bytes()
-    clips = [json.loads(line)["clip"] for line in logs[0].read_text().splitlines()]
-    assert clips[0] == 0.5
-    assert len({*clips}) == 3
+    lines = [json.loads(line) for line in logs[0].read_text().splitlines()]
+    assert lines[0]["clip"] == 0.5
+    assert len({line["clip"] for line in lines}) == 3
+    said = " ".join(to_text(table([read(whole)])).split())
+    last = f"the clip has moved from 0.5 to {lines[-1]['next_clip']:.3g}"
+    assert f"of a client whose data are left out ({lines[-1]['accountant']}); {last}" in said
     for path in whole.glob("methods/fedavg/**/*.safetensors"):
         assert path.read_bytes() == (halved / path.relative_to(whole)).read_bytes()
 

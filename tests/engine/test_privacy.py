@@ -292,6 +292,37 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        PrivacyConfig(epsilon=4.0, noise=1.5, clip=0.5, secret=False, stop="budget"),
+        PrivacyConfig("record", epsilon=4.0, noise=0.7, clip=0.5, secret=False, stop="budget"),
+    ],
+    ids=["clients", "records"],
+)
+def test_a_run_ends_with_its_budget(privacy: PrivacyConfig, tmp_path: Path) -> None:
+    """The same call finds it finished, and with a larger budget goes on."""
+    experiment = replace(EXPERIMENT, rounds=40, privacy=privacy)
+    quiet: dict[str, Any] = {"summary": False, "scores": False}
+    for epsilon in (4.0, 4.0, 5.0):
+        found = replace(experiment, privacy=replace(privacy, epsilon=epsilon))
+        out = ft.run(found, tmp_path / f"epsilon-{epsilon}", **quiet).path
+        (trial,) = read(out, ("fedper", 0)).trials
+        done = trial.history[-1].round
+        assert 1 <= done < 40
+        assert trial.history[-1].epsilon <= epsilon
+        refused = replace(found, rounds=done + 1, privacy=replace(found.privacy, stop=None))
+        with pytest.raises(InputError, match=rf"rounds up to {done} \(or privacy\.stop"):
+            ft.run(refused, tmp_path / "refused", **quiet)
+    plain = replace(experiment, rounds=done, privacy=replace(found.privacy, stop=None))
+    ft.run(plain, tmp_path / "plain", **quiet)
+    states = [
+        tmp_path / n / "methods/fedper/seed-0/server.safetensors" for n in ("plain", out.name)
+    ]
+    assert states[0].read_bytes() == states[1].read_bytes()
+
+
+@pytest.mark.slow
 def test_a_run_keeps_its_secret_for_its_owner_and_goes_on_with_it(tmp_path: Path) -> None:
     experiment = replace(EXPERIMENT, privacy=replace(EXPERIMENT.privacy, secret=True))
     stop: dict[str, Any] = {"summary": False, "scores": False}

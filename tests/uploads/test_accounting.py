@@ -122,7 +122,7 @@ def test_a_budget_that_the_rounds_exceed_names_how_many_fit() -> None:
     config = PrivacyConfig(epsilon=8.0, noise=4.0, clip=1.0)
     with pytest.raises(InputError, match=r"60 rounds with privacy\.noise = 4 spend") as error:
         account(config, 100, 100, 60)
-    most = int(str(error.value).partition("rounds up to ")[2].partition(",")[0])
+    most = int(str(error.value).partition("rounds up to ")[2].partition(" ")[0])
     assert account(config, 100, 100, most).spent(most).epsilon <= 8.0
     with pytest.raises(InputError, match="spend epsilon"):
         account(config, 100, 100, most + 1)
@@ -171,6 +171,8 @@ def test_where_sampling_gains_nothing_the_bound_of_all_clients_counts() -> None:
         ({"clip": 1.0}, "privacy has neither epsilon nor noise"),
         ({"delta": 1e-5}, "privacy has neither epsilon nor noise"),
         ({"secret": False}, "privacy has neither epsilon nor noise"),
+        ({"epsilon": 8.0, "clip": 1.0, "stop": "budget"}, r"needs privacy\.noise, too"),
+        ({"noise": 1.0, "clip": 1.0, "stop": "budget"}, r"needs privacy\.epsilon, too"),
     ],
 )
 def test_settings_that_say_too_little_or_too_much(fields: dict[str, float], said: str) -> None:

@@ -15,7 +15,7 @@ from ..data.config import Clients, Few, LocalConfig
 from ..data.federation import Federation
 from ..errors import InputError, brief
 from ..task.task import Precision
-from ..uploads.accounting import Account, PrivacyConfig, account
+from ..uploads.accounting import Account, PrivacyConfig, account, rounds_within
 from ..uploads.attacks import AttackConfig
 from ..uploads.norms import USUAL_FACTOR, USUAL_QUANTILE
 from ..uploads.record_accounting import RecordAccount, record_account
@@ -213,6 +213,23 @@ class Plan:
         clients = federation.num_clients - self.cohort.novel
         size, least = self.cohort_size(federation), 2 if self.secure_aggregation.is_active else 1
         return account(self.privacy, clients, size, self.rounds, least)
+
+    def within_budget(self, federation: Federation) -> int:
+        """How many rounds ``privacy.stop`` allows; all where it is not set. Raises InputError where
+        the first one spends too much."""
+        target, rounds = self.privacy.epsilon, self.rounds
+        if self.privacy.stop is None or target is None:
+            return rounds
+        while True:  # in fewer rounds another client may spend the most
+            plan = replace(self, privacy=self.privacy.endless, rounds=rounds)
+            account = plan.account(federation)
+            assert account is not None
+            fit = rounds_within(target, lambda t: account.spent(t).epsilon, rounds)  # noqa: B023
+            if fit == 0:
+                replace(self, rounds=1).account(federation)  # says why
+            if fit == rounds:
+                return rounds
+            rounds = fit
 
     def privacy_words(self, federation: Federation) -> str:
         """What the run spends of its clients' privacy; empty where there is no noise."""

@@ -203,7 +203,8 @@ def first_steps(
     client = cohort[len(cohort) // 2]
     size = plan.local.batch_size
     steps = min(limit, max(1, federation.num_steps(client, LocalConfig(size))))
-    plan = replace(plan, local=LocalConfig(size, steps=steps))
+    # which spend otherwise than the run
+    plan = replace(plan, local=LocalConfig(size, steps=steps), privacy=plan.privacy.endless)
     private = first_states(method, task, federation)(client)
     scale = plan.schedule.factor(1, plan.rounds)
     request = ClientRequest(0, client, 1, private, "train", 1, scale, steps)

@@ -154,6 +154,11 @@ def check_remote(experiment: Experiment) -> None:
         raise InputError(
             f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
         )
+    if experiment.privacy.stop is not None:
+        raise InputError(
+            "privacy.stop = 'budget' is for runs in one process: sites know their rounds before "
+            "they train; leave it out, and the server says how many are allowed"
+        )
 
 
 def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts) -> None:

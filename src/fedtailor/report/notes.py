@@ -121,7 +121,8 @@ def _privacy(run: Run) -> list[str]:
     that is the same."""
     spent: dict[str, dict[str, None]] = defaultdict(dict)
     for trial in run.trials:
-        if trial.history and (words := privacy_name(trial.history[-1])):
+        neighbours = run.experiment.get("privacy", {}).get("neighbours", "replace")
+        if trial.history and (words := privacy_name(trial.history, neighbours)):
             spent[words][trial.label] = None
     return [
         f"Differential privacy in {run.path}: {', '.join(labels)}: {words}; scores and choices by "

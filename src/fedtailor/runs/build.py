@@ -65,6 +65,8 @@ class Inputs:
             for seed in experiment.seeds
         }
         backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))
+        rounds = min(map(experiment.plan.within_budget, federations.values()))
+        experiment = replace(experiment, rounds=rounds)
         return cls(experiment, dataset, federations, backbones)
 
     def task(self, method: Method, seed: int) -> Task:

@@ -55,10 +55,11 @@ def check_extends(
         raise InputError(
             f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
         )
-    if after != before and experiment.privacy.epsilon is not None:
+    privacy = experiment.privacy
+    if after != before and privacy.epsilon is not None and privacy.noise is None:
         raise InputError(
             f"rounds is {before} in {out} and {after} now: the noise is for privacy.epsilon = "
-            f"{experiment.privacy.epsilon} over {before} rounds; {_WAY_OUT}"
+            f"{privacy.epsilon} over {before} rounds; {_WAY_OUT}"
         )
     commits, schedule = _commits(out), experiment.schedule
     for number in range(1, max((commit.round for commit in commits), default=0) + 1):

@@ -98,6 +98,7 @@ def run(
     if is_leader:
         _check_place(experiment, data, out, overwrite=overwrite)
     in_files = data is None and backbone is None and not metrics and group is None
+    in_files = in_files and experiment.privacy.stop is None  # which needs the data
     may_end = in_files and not overwrite and is_as_it_was(experiment, out, trials)
     if may_end and nothing_left(experiment, out, trials):
         if summary:
@@ -144,9 +145,11 @@ def run(
 def _check_place(
     experiment: Experiment, data: Data | Dataset | None, out: Path, *, overwrite: bool
 ) -> None:
-    """Raise InputError if ``out`` can't be used; a missing file of data is said instead."""
+    """Raise InputError if ``out`` can't be used; a missing file of data is said instead. How many
+    rounds a budget allows is known only when the data are loaded."""
     if overwrite:
         check_removable(out)
+    if overwrite or experiment.privacy.stop is not None:
         return
     try:
         check_same(experiment, out)
@@ -176,6 +179,8 @@ def _load(
     if is_leader:
         check_old_trials(experiment, out, trials, anew=anew)
     inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics)
+    if is_leader and not anew and experiment.privacy.stop is not None:
+        check_same(inputs.experiment, out)
     if experiment.start_from.run is not None:
         before = rows_trained_before(experiment, out, anew=anew) if is_leader else None
         inputs = leave_out(inputs, _shared(before, group))

@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Annotated, Any, Literal
@@ -63,7 +63,7 @@ class PrivacyConfig:
     adds noise of ``noise`` times ``clip`` as the standard deviation on the sum of updates. Or of
     records: that bounds the norm of each example's gradient, and clients add the noise in each
     step. Either it or ``epsilon``, over all rounds, is given; with both a run that would spend more
-    is refused."""
+    is refused, or has fewer rounds."""
 
     level: Literal["client", "record"] = "client"
 
@@ -83,6 +83,8 @@ class PrivacyConfig:
     # who adds noise to the sum of updates: the server, or under secure aggregation each client a
     # part, so that the server sees no sum without it
     noise_by: Literal["server", "clients"] = "server"
+    # with noise and epsilon: train only as many of the rounds as spend no more
+    stop: Literal["budget"] | None = None
 
     def __post_init__(self) -> None:
         if self.is_active and self.clip is None:
@@ -109,6 +111,12 @@ class PrivacyConfig:
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if not self.is_active and changed:
             raise InputError("privacy has neither epsilon nor noise; give one of them")
+        if self.stop is not None and (self.epsilon is None or self.noise is None):
+            missing = "epsilon" if self.epsilon is None else "noise"
+            raise InputError(
+                f"privacy.stop = 'budget' needs privacy.{missing}, too: with one of the two alone "
+                "a run has all its rounds"
+            )
 
     @property
     def is_active(self) -> bool:
@@ -119,6 +127,11 @@ class PrivacyConfig:
     def bound(self) -> float:
         """``clip``, where there is noise."""
         return self.clip or 0.0
+
+    @property
+    def endless(self) -> PrivacyConfig:
+        """The same noise, whatever it spends; as it is where noise follows from epsilon."""
+        return self if self.noise is None else replace(self, epsilon=None, stop=None)
 
     @property
     def is_poisson(self) -> bool:
@@ -294,12 +307,18 @@ def check_budget(config: PrivacyConfig, epsilons: Callable[[int], float], rounds
     target = config.epsilon
     if target is None or epsilons(rounds) <= target:
         return
-    fit = bisect_right(range(1, rounds), target, key=epsilons)
-    way_out = f"rounds up to {fit}, or " if fit else ""
+    fit = rounds_within(target, epsilons, rounds)
+    way_out = f"rounds up to {fit} (or privacy.stop = 'budget'), or " if fit else ""
     raise InputError(
         f"{rounds} rounds with privacy.noise = {config.noise:g} spend epsilon "
         f"{epsilons(rounds):.4g}, and privacy.epsilon = {target:g}; allowed: {way_out}more noise"
     )
+
+
+def rounds_within(epsilon: float, epsilons: Callable[[int], float], rounds: int) -> int:
+    """How many of the ``rounds`` spend no more than ``epsilon``; ``epsilons`` says what the first
+    ones do."""
+    return bisect_right(range(1, rounds + 1), epsilon, key=epsilons)
 
 
 def least_noise(epsilon_of: Callable[[float], float], target: float, start: float) -> float:
