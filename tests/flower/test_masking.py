@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.flower import Timeouts, serve
+from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import RoundReply, RoundRequest
 from fedtailor.params import flat
@@ -42,7 +44,9 @@ def server(out: Path) -> Any:
     return load_file(out / FOLDER / "server.safetensors")
 
 
-def test_a_run_is_the_one_in_one_process_and_leaves_no_secrets(tmp_path: Path) -> None:
+def test_a_run_is_the_one_in_one_process_and_leaves_no_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = masked(rounds=1)
     near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
     direct = grid(chosen, tmp_path / "clients")
@@ -57,6 +61,10 @@ def test_a_run_is_the_one_in_one_process_and_leaves_no_secrets(tmp_path: Path) -
     assert kept
     assert all(json.loads(read_json(path)["kept"])["held"] is None for path in kept)
     assert oct((tmp_path / "clients/node-0/signing.key").stat().st_mode)[-3:] == "600"
+    Site(chosen, tmp_path / "clients/node-0", data=DIGITS).load()  # as the site says it
+    key = re.findall("the clients here sign with ([0-9a-f]{64})", capsys.readouterr().err)[-1]
+    (heard,) = tmp_path.glob("clients/node-1/*/signers.json")
+    assert key in read_json(heard)["signers"].values()
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from ..store.files import write_json
 from ..store.secret import secret_of
 from ..task.backbone import Backbone
 from .codec import FAULTS, Limits, pack, unpack
-from .masking import SiteMasks
+from .masking import SiteMasks, signer
 from .messages import (
     STEPS,
     ClientReply,
@@ -138,6 +138,9 @@ class Site:
             self._federation(seed)
         for omission in self._federation(self.experiment.seeds[0]).omissions:
             print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
+        if self.experiment.secure_aggregation.is_active:
+            said = f"the clients here sign with {signer(self.folder)}"
+            print(f"fedtailor: {said}", file=sys.stderr, flush=True)
 
     @property
     def names(self) -> Sequence[str]:

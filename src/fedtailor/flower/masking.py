@@ -75,7 +75,7 @@ class SiteMasks:
         side = Side(
             Setting(f"{name}/{message.round}", told.clients, self.config),
             client,
-            self._key.sign,
+            _signing_key(self.home).sign,
             self._known(told),
             self.weighing,
         )
@@ -102,15 +102,7 @@ class SiteMasks:
         reply = replace(MaskingReply(), **{step: answer})
         if step != "keys":
             return reply
-        return replace(reply, signer=self._key.public_key().public_bytes_raw().hex())
-
-    @property
-    def _key(self) -> Ed25519PrivateKey:
-        """The site's key for signatures, made when it is first needed."""
-        path = self.home / SIGNING_KEY
-        if not path.exists():
-            write_once(path, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode())
-        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
+        return replace(reply, signer=signer(self.home))
 
     def _known(self, told: Masking) -> Callable[[int], bytes]:
         """The keys with which clients sign, those that the message has among them. Raises
@@ -129,6 +121,20 @@ class SiteMasks:
         if new.keys() - known.keys():
             write_json(path, {"signers": {**known, **new}})
         return lambda client: bytes.fromhex({**known, **new}.get(str(client), ""))
+
+
+def signer(home: Path) -> str:
+    """The public key with which the clients of a site sign, whose own folder is ``home``."""
+    return _signing_key(home).public_key().public_bytes_raw().hex()
+
+
+def _signing_key(home: Path) -> Ed25519PrivateKey:
+    """The site's key for signatures, made when it is first needed."""
+    path = home / SIGNING_KEY
+    if not path.exists():
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_once(path, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode())
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
 
 
 class GridClients:
