@@ -51,7 +51,7 @@ NAVIGATION = {
     "Reference": [
         "fields", "run-directory", "reference/commands", "reference/api/index", "glossary",
     ],
-    "Results": ["results", "cross", "claims", "attacks", "evidence", "speed"],
+    "Results": ["results", "cross", "claims", "attacks", "noise", "evidence", "speed"],
     "Inside": ["architecture", "internals", "flower", "contributing", "changelog"],
 }  # fmt: skip
 NAMED = {"index", *itertools.chain(*NAVIGATION.values())}

@@ -57,20 +57,24 @@ class Results:
         return [
             seed
             for (*cell, seed) in self.scores
-            if cell == [alpha, method, level] and (alpha, ALONE, MAIN, seed) in self.scores
+            if cell == [alpha, method, level] and self.of(alpha, ALONE, level, seed)
         ]
+
+    def of(self, alpha: float, method: str, level: str, seed: int) -> Scores | None:
+        """One run's; None where there is none."""
+        level = MAIN if method == ALONE else level
+        return self.scores.get((alpha, method, level, seed))
 
     def accuracy(self, alpha: float, method: str, level: str, seeds: Iterable[int]) -> float | None:
         """The mean over clients, then over seeds, in percent; None where there is none."""
-        found = [self.scores.get((alpha, method, level, seed)) for seed in seeds]
+        found = [self.of(alpha, method, level, seed) for seed in seeds]
         known = [[x for x in one.values() if x is not None] for one in found if one is not None]
         return 100 * mean(map(mean, known)) if known else None
 
     def lead(self, alpha: float, method: str, level: str, seeds: Sequence[int]) -> Paired | None:
         """How far the method is ahead of training alone."""
-        ours = [self.scores.get((alpha, method, level, seed)) for seed in seeds]
-        theirs = [self.scores.get((alpha, ALONE, MAIN, seed)) for seed in seeds]
-        both = [(x, y) for x, y in zip(ours, theirs, strict=True) if x is not None and y]
+        found = [[self.of(alpha, one, level, seed) for one in (method, ALONE)] for seed in seeds]
+        both = [(ours, alone) for ours, alone in found if ours and alone]
         return paired([x for x, _ in both], [y for _, y in both]) if both else None
 
 
