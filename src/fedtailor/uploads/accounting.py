@@ -44,8 +44,6 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from scipy.optimize import brentq
-from scipy.stats import binom
 
 from ..errors import InputError
 
@@ -240,6 +238,8 @@ class Account:
     @property
     def _empty(self) -> float:
         """The part of delta for rounds that change nothing."""
+        from scipy.stats import binom  # it takes a second, which few need
+
         q = self.cohort / self.clients
         others = binom.pmf(self.least - 1, self.clients - 1, q)
         return float(self.rounds * q * others) if self.poisson else 0.0
@@ -323,6 +323,7 @@ def rounds_within(epsilon: float, epsilons: Callable[[int], float], rounds: int)
 
 def least_noise(epsilon_of: Callable[[float], float], target: float, start: float) -> float:
     """The least noise, to four digits, that spends no more than ``target``; near ``start``."""
+    from scipy.optimize import brentq
 
     def excess(log_noise: float) -> float:
         return epsilon_of(math.exp(log_noise)) - target

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
-from scipy.stats import hypergeom
 
 from ...errors import InputError
 
@@ -84,6 +83,8 @@ def degree(clients: int, least: int) -> int:
 
 def _fails(clients: int, least: int, neighbours: int) -> float:
     """The probability that a client's shares are too few, or too many are known to others."""
+    from scipy.stats import hypergeom  # it takes a second, which few need
+
     needed = _needed(neighbours + 1, least / clients)
     few = hypergeom.sf(neighbours - needed, clients, clients - least, neighbours)
     return float(few + hypergeom.sf(needed - 1, clients, least // 3, neighbours))
