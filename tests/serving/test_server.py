@@ -132,7 +132,7 @@ def test_an_answer_comes_in_pieces(client: openai.OpenAI, models: Models) -> Non
     stream = client.chat.completions.create(
         model="b", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED[2]}]}],
         max_completion_tokens=8, stream=True, stream_options={"include_usage": True},
-        temperature=0,
+        temperature=0, presence_penalty=0.0, logit_bias={}, logprobs=False, seed=7,
     )  # fmt: skip
     *chunks, last = stream
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)

@@ -26,12 +26,17 @@ _MOST_BYTES = 1 << 20  # of a request
 _PIECE = 5.0  # seconds between two looks whether anybody still waits
 _FEW = 50  # names of models that a message lists
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_SHARED = {"model", "max_tokens", "stream", "stream_options", "user", "metadata", "store"}
+_SHARED = {
+    "model", "max_tokens", "stream", "stream_options", "user", "metadata", "store", "seed",
+}  # fmt: skip
 _FIELDS = {
     "/v1/chat/completions": {*_SHARED, "messages", "max_completion_tokens"},
     "/v1/completions": {*_SHARED, "prompt"},
 }
-_ALLOWED = {"temperature": 0, "top_p": 1, "n": 1, "best_of": 1}  # and their only values here
+_ALLOWED = {  # and their only values here, which many clients send
+    "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0,
+    "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "echo": False,
+}  # fmt: skip
 
 
 @dataclass(eq=False)
