@@ -153,6 +153,21 @@ def test_a_text_is_completed(client: openai.OpenAI, models: Models) -> None:
     assert "".join(chunk.choices[0].text for chunk in pieces) == found.choices[0].text
 
 
+def test_an_answer_ends_before_a_text_that_stops_it(client: openai.OpenAI, models: Models) -> None:
+    """Also where that comes in several tokens; what looks like its beginning is said later."""
+    whole = predicted(models, "b", ASKED[2])
+    assert len(whole) > 8
+    asked: Any = {"model": "b", "messages": [{"role": "user", "content": ASKED[2]}]}
+    for stop, left in ((whole[3:6], whole[: whole.find(whole[3:6])]), (whole[-1:] + "!", whole)):
+        stream = client.chat.completions.create(
+            **asked, max_completion_tokens=8, stop=stop, stream=True
+        )
+        chunks = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == left
+        if left != whole:
+            assert chunks[-1].choices[0].finish_reason == "stop"
+
+
 USER = [{"role": "user", "content": "night"}]
 
 
@@ -161,7 +176,9 @@ USER = [{"role": "user", "content": "night"}]
     [
         ({"model": "d"}, openai.NotFoundError, "unknown model 'd'; allowed: a, b, base, c, run"),
         ({"temperature": 0.7}, openai.BadRequestError, "temperature = 0.7: answers have the most"),
-        ({"stop": ["x"]}, openai.BadRequestError, "stop = .*no such field here; allowed: "),
+        ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs = 2: there is no such field"),
+        ({"stop": [*"abcde"]}, openai.BadRequestError, "stop = .*a list of 4 at most"),
+        ({"stop": ""}, openai.BadRequestError, "stop = .*must not be empty"),
         ({"max_tokens": 13}, openai.BadRequestError, "max_tokens = 13: allowed: 1 to 12"),
         ({"max_tokens": True}, openai.BadRequestError, "max_tokens = True: allowed: 1 to 12"),
         ({"messages": []}, openai.BadRequestError, "ends with what the user says"),

@@ -24,10 +24,11 @@ from .writer import Answer, BusyError, Writer
 KEY = "FEDTAILOR_SERVE_KEY"  # of the environment
 _MOST_BYTES = 1 << 20  # of a request
 _PIECE = 5.0  # seconds between two looks whether anybody still waits
+_MOST_STOPS = 4  # as OpenAI has it
 _FEW = 50  # names of models that a message lists
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SHARED = {
-    "model", "max_tokens", "stream", "stream_options", "user", "metadata", "store", "seed",
+    "model", "max_tokens", "stop", "stream", "stream_options", "user", "metadata", "store", "seed",
 }  # fmt: skip
 _FIELDS = {
     "/v1/chat/completions": {*_SHARED, "messages", "max_completion_tokens"},
@@ -177,8 +178,8 @@ class _Handler(BoundedHandler):
         most = given.get(limit, self.server.most)
         if type(most) is not int or not 1 <= most <= self.server.most:
             raise _wrong(limit, most, f"allowed: 1 to {self.server.most}")
-        is_chat = "messages" in _FIELDS[self.path]
-        return Answer(str(model), self._chat(given) if is_chat else _prompt(given), most)
+        prompt = self._chat(given) if "messages" in _FIELDS[self.path] else _prompt(given)
+        return Answer(str(model), prompt, most, _stops(given))
 
     def _chat(self, given: Mapping[str, Any]) -> str:
         if not self.server.models.opened.task.backbone.objective.joins_columns:
@@ -286,6 +287,17 @@ def _text(content: object) -> str | None:
             return None
         texts.append(text)
     return "".join(texts)
+
+
+def _stops(given: Mapping[str, Any]) -> list[str]:
+    """The texts before which an answer ends."""
+    stop = given.get("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or len(stops) > _MOST_STOPS:
+        raise _wrong("stop", stop, f"it must be a text, or a list of {_MOST_STOPS} at most")
+    if not all(isinstance(one, str) and one for one in stops):
+        raise _wrong("stop", stop, "texts must not be empty")
+    return stops
 
 
 def _prompt(given: Mapping[str, Any]) -> str:

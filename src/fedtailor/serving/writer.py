@@ -37,6 +37,7 @@ class Answer:
     model: str
     prompt: str  # as `PersonalModel.predict` takes it
     most: int  # tokens
+    stops: Sequence[str] = ()  # it ends before the first of these
     pieces: queue.SimpleQueue[str | Exception | None] = field(default_factory=queue.SimpleQueue)
     ids: Ids = ()
     written: list[int] = field(default_factory=list)
@@ -97,12 +98,11 @@ class Writer(threading.Thread):
     def _write(self, answers: Sequence[Answer], states: Sequence[Params | None]) -> None:
         task, method = self._models.opened.task, self._models.opened.method
         tokenizer, window = task.backbone.tokenizer, window_of(task)
-        spoken = [Spoken(tokenizer, answer.pieces.put) for answer in answers]
+        spoken = [Spoken(tokenizer, one.pieces.put, one.stops) for one in answers]
 
         def said(row: int, token: int) -> bool:
             answers[row].written.append(token)
-            spoken[row](row, token)
-            return answers[row].is_gone
+            return spoken[row](row, token) or answers[row].is_gone
 
         logits: Callable[[Batch], Tensor] = partial(task.logits, {})
         some = [state for state in states if state is not None]
@@ -116,7 +116,7 @@ class Writer(threading.Thread):
             one.finish()
             read = 0 if task.backbone.objective.has_decoder else len(answer.ids)
             room = answer.most if window is None else min(answer.most, window - read)
-            answer.is_cut = len(answer.written) >= room
+            answer.is_cut = len(answer.written) >= room and not one.has_stopped
             answer.pieces.put(None)
 
 

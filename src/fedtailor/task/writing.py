@@ -95,22 +95,33 @@ class Memory:
 
 
 class Spoken:
-    """Turns the tokens of a text into pieces of it, as they come; ``say`` gets each."""
+    """Turns the tokens of a text into pieces of it, as they come; ``say`` gets each. The text ends
+    before the first of ``stops`` in it."""
 
-    def __init__(self, tokenizer: Any, say: Callable[[str], object]) -> None:
-        self._tokenizer, self._say = tokenizer, say
+    def __init__(
+        self, tokenizer: Any, say: Callable[[str], object], stops: Sequence[str] = ()
+    ) -> None:
+        self._tokenizer, self._say, self._stops = tokenizer, say, stops
         self._ids: list[int] = []
         self._said = 0
+        self.has_stopped = False
 
-    def __call__(self, row: int, token: int) -> None:
+    def __call__(self, row: int, token: int) -> bool:
+        """Take a token; whether the text ends here."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character
-            self._say_rest(text)
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character
+            return False
+        found = [text.find(stop) for stop in self._stops if stop in text]
+        self.has_stopped = bool(found)
+        begun = (k for stop in self._stops for k in range(len(stop)) if text.endswith(stop[:k]))
+        self._say_rest(text[: min(found) if found else len(text) - max(begun, default=0)])
+        return self.has_stopped
 
     def finish(self) -> None:
         """Say what is left, also half a character."""
-        self._say_rest(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+        if not self.has_stopped:
+            self._say_rest(self._tokenizer.decode(self._ids, skip_special_tokens=True))
 
     def _say_rest(self, text: str) -> None:
         if rest := text[self._said :]:
