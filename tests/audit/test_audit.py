@@ -23,10 +23,12 @@ from fedtailor.cli import main
 from fedtailor.engine.config import EngineConfig, Plan
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.optim import Optimiser
+from fedtailor.params import flat
 from fedtailor.runs.trained import open_trained
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig
+from fedtailor.uploads.secure.config import SecureAggregationConfig
 from tests.cli.conftest import EXPERIMENT
 from tests.small import digits, digits_federation
 
@@ -53,7 +55,7 @@ def backbone(hidden: int) -> Backbone:
 
 
 def finished(
-    out: Path, hidden: int, optimiser: Optimiser, labels: Any = None, rounds: int = 4
+    out: Path, hidden: int, optimiser: Optimiser, labels: Any = None, rounds: int = 4, **more: Any
 ) -> Path:
     """Two clients of FedAvg on digits, whose ``labels`` may be others."""
     data = digits()
@@ -66,6 +68,7 @@ def finished(
         local=ft.LocalConfig(batch_size=8, epochs=8 if labels is not None else 1),
         evaluate=ft.EvaluateConfig(every=rounds),
         engine=EngineConfig("sequential"),
+        **more,
     )
     options = {"summary": False, "scores": False}
     return ft.run(experiment, out, data=data, backbone=backbone(hidden), **options)
@@ -95,6 +98,20 @@ def test_an_inversion_finds_the_row_of_a_linear_model(tmp_path: Path) -> None:
     trained = open_trained(run, None, data=digits(), backbone=backbone(0))
     (sent,) = _sent(trained, trained.federation, 1, 1)
     assert _errors(sent, sent.updates["upload"], trained.federation, 200).max() < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["server", "clients"])
+def test_what_is_released_has_the_noise_of_the_run(by: Any, tmp_path: Path) -> None:
+    """Whoever adds it: of 2 clients, the deviation is noise times clip / 2."""
+    more: dict[str, Any] = {"privacy": PrivacyConfig(noise=2.0, clip=0.5, noise_by=by)}
+    if by == "clients":
+        more["secure_aggregation"] = SecureAggregationConfig(0.6)
+    run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=1, **more)
+    trained = open_trained(run, None, data=digits(), backbone=backbone(0))
+    (sent,) = _sent(trained, trained.federation, 1, 1)
+    assert float(flat(sent.updates["release"]).std()) == pytest.approx(0.5, rel=0.1)
+    assert ("upload" in sent.updates) == (by == "server")
 
 
 @pytest.mark.slow

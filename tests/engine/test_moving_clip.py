@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_its_clip(tmp_path: Path) -> None:
     assert lines[0]["clip"] == 0.5
     assert len({line["clip"] for line in lines}) == 3
     said = " ".join(to_text(table([read(whole)])).split())
-    last = f"the clip has moved from 0.5 to {lines[-1]['next_clip']:.3g}"
+    last = f"updates are clipped to {lines[-1]['next_clip']:.3g} now"
     assert f"of a client whose data are left out ({lines[-1]['accountant']}); {last}" in said
     for path in whole.glob("methods/fedavg/**/*.safetensors"):
         assert path.read_bytes() == (halved / path.relative_to(whole)).read_bytes()

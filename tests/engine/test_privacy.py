@@ -35,6 +35,7 @@ from fedtailor.params import Params
 from fedtailor.random import generator
 from fedtailor.report.comparison import to_text
 from fedtailor.report.table import table
+from fedtailor.runs.run import dry_run
 from fedtailor.store.read import read
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
@@ -293,6 +294,34 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("cohort", "privacy"),
+    [
+        (40, PrivacyConfig(epsilon=10.0, noise=4.0, clip=1.0)),
+        (50, PrivacyConfig(epsilon=0.97, noise=4.0, clip=1.0)),
+        (10, PrivacyConfig(epsilon=4.0, noise=1.0, clip=1.0, sampling="poisson")),
+    ],
+)
+def test_a_budget_has_as_many_rounds_however_many_are_asked_for(
+    cohort: int, privacy: PrivacyConfig
+) -> None:
+    """The accountant, and the part of delta for cohorts of nobody, differ by the number."""
+    federation = digits_federation((1,) * 100)
+    plan = replace(PLAN, cohort=CohortConfig(size=cohort), privacy=replace(privacy, stop="budget"))
+    found = {replace(plan, rounds=asked).within_budget(federation) for asked in (100, 1500)}
+    assert len(found) == 1
+    (most,) = found
+    assert most >= 1
+    for rounds_ in (most, most + 1):
+        limited = replace(plan, rounds=rounds_, privacy=privacy)
+        if rounds_ == most:
+            limited.account(federation)
+            continue
+        with pytest.raises(InputError, match=rf"allowed: rounds up to {most} \("):
+            limited.account(federation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "privacy",
     [
         PrivacyConfig(epsilon=4.0, noise=1.5, clip=0.5, secret=False, stop="budget"),
@@ -300,8 +329,10 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
     ],
     ids=["clients", "records"],
 )
-def test_a_run_ends_with_its_budget(privacy: PrivacyConfig, tmp_path: Path) -> None:
-    """The same call finds it finished, and with a larger budget goes on."""
+def test_a_run_ends_with_its_budget(
+    privacy: PrivacyConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same call finds it finished, also without ``stop``."""
     experiment = replace(EXPERIMENT, rounds=40, privacy=privacy)
     quiet: dict[str, Any] = {"summary": False, "scores": False}
     for epsilon in (4.0, 4.0, 5.0):
@@ -316,6 +347,12 @@ def test_a_run_ends_with_its_budget(privacy: PrivacyConfig, tmp_path: Path) -> N
             ft.run(refused, tmp_path / "refused", **quiet)
     plain = replace(experiment, rounds=done, privacy=replace(found.privacy, stop=None))
     ft.run(plain, tmp_path / "plain", **quiet)
+    shown = dry_run(found, tmp_path / "none").privacy
+    assert f"after {done} rounds, of a" in shown
+    assert "; 40 rounds would spend more: privacy.stop" in shown
+    for one in (found, plain):
+        assert ft.run(one, out).path == out
+        assert f"{out} is finished: nothing is left to run" in capsys.readouterr().err
     states = [
         tmp_path / n / "methods/fedper/seed-0/server.safetensors" for n in ("plain", out.name)
     ]

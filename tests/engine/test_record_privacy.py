@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 import fedtailor as ft
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
-from fedtailor.engine.prepare import memory_states
+from fedtailor.engine.executors.work import ClientRequest
+from fedtailor.engine.prepare import client_works, first_server, memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
@@ -28,14 +29,17 @@ from fedtailor.methods.feddpa import FedDPA
 from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.local import Local
 from fedtailor.params import DRAWN, Params
 from fedtailor.report.comparison import to_text
 from fedtailor.report.table import table
+from fedtailor.runs.build import Inputs
+from fedtailor.runs.run import dry_run
 from fedtailor.store.read import read
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig
 from tests import kinds
-from tests.engine.test_privacy import backbone
+from tests.engine.test_privacy import EXPERIMENT, backbone
 from tests.small import digits_backbone, digits_federation, same_bits
 
 FEDERATION = digits_federation((9, 4, 12, 7))
@@ -70,6 +74,18 @@ def test_every_example_is_drawn_for_itself() -> None:
     assert again["pixel_values"].shape != other["pixel_values"].shape or not again[
         "pixel_values"
     ].equal(other["pixel_values"])
+
+
+def test_dropout_in_noised_steps_follows_from_the_secret() -> None:
+    """Masks go by an example's place, so whoever knows them sees where a record is missing."""
+    method, keys = FedAvg(), set()
+    task = Task(backbone(), method.adapt)
+    server = first_server(method, task, FEDERATION)
+    for secret in (None, "one", "other"):
+        works = client_works(method, task, replace(FEDERATION, secret=secret), PLAN)
+        request = ClientRequest(0, 2, 1, {}, "train", 1, 1.0, 2)
+        keys.add(works.train.prepare(server, request).context.key.item())
+    assert len(keys) == 3
 
 
 @pytest.mark.parametrize("method", [FedPer(), pytest.param(Ditto(), marks=pytest.mark.slow)])
@@ -165,6 +181,30 @@ def test_the_level_alone_is_no_privacy() -> None:
         PrivacyConfig("record", noise=1.0)
     with pytest.raises(InputError, match=r"privacy\.sampling = 'poisson' is for privacy\.level"):
         PrivacyConfig("record", noise=1.0, clip=1.0, sampling="poisson")
+
+
+@pytest.mark.slow
+def test_each_seed_is_checked_and_the_one_that_spends_the_most_is_announced() -> None:
+    """Its smallest client may have fewer records."""
+    privacy = PrivacyConfig("record", noise=0.7, clip=0.5)
+    split = ft.SplitConfig(6, "dirichlet", alpha=0.3)
+    experiment = replace(EXPERIMENT, split=split, seeds=(0, 1, 2, 3), privacy=privacy)
+    inputs = Inputs.load(experiment, None, None)
+    spent = {}
+    for seed, federation in inputs.federations.items():
+        account = experiment.plan.account(federation)
+        assert account is not None
+        spent[account.spent(3).epsilon] = seed
+    seeds = spent[min(spent)], spent[max(spent)]
+    assert min(spent) < max(spent)
+    both = replace(experiment, seeds=seeds)
+    assert f"epsilon {max(spent):.4g} at delta" in dry_run(both).privacy
+    alone = replace(both, methods={"local": Local()})
+    assert not dry_run(alone).privacy
+    target = replace(privacy, epsilon=(min(spent) + max(spent)) / 2)
+    with pytest.raises(InputError, match=r"3 rounds with privacy\.noise = 0\.7 spend epsilon"):
+        dry_run(replace(both, privacy=target))
+    dry_run(replace(alone, privacy=replace(target, stop="budget")))  # it spends nothing
 
 
 @pytest.mark.slow

@@ -135,6 +135,17 @@ def test_sites_add_noise_of_their_own_to_as_many_updates_as_their_account_has(
     assert "the client has sent 1 updates with noise" in str(reply.results[0].error)
 
 
+def test_files_of_keys_that_are_damaged_are_named(tmp_path: Path) -> None:
+    site = Site(masked(), tmp_path, data=DIGITS)
+    for name, content, said in (
+        ("signing.key", "abc", "signing.key is damaged: restore it from a copy"),
+        ("signers.json", '{"0": "00"}', r"must be \{\"signers\": \{\"0\": .*64 hexadecimal digits"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ft.InputError, match=said):
+            site.load()
+
+
 @pytest.mark.slow
 def test_another_signing_key_of_a_client_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

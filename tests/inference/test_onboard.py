@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,8 +23,11 @@ from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.inference.model import load_model
 from fedtailor.inference.onboard import onboard, read_result
+from fedtailor.methods.fedavg import FedAvg
 from fedtailor.optim import Optimiser
 from fedtailor.task.task import Task
+from fedtailor.uploads.accounting import PrivacyConfig
+from tests.engine.test_privacy import backbone
 from tests.inference.conftest import FEDERATION, NEW
 from tests.small import digits_backbone, digits_federation, without_checksum
 
@@ -176,6 +180,26 @@ def test_a_client_with_one_row_keeps_the_global_model(run: Path) -> None:
     assert dict(result.num_examples) == {"train": 1, "validation": 0, "test": 0}
     assert result.kept == "global"
     assert "no validation examples to check the fitted model" in str(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["client", "record"])
+def test_a_client_with_one_row_joins_a_run_whose_budget_is_spent(
+    level: Literal["client", "record"], tmp_path: Path
+) -> None:
+    """It sends nothing, so its account is no matter."""
+    privacy = PrivacyConfig(level, noise=0.7, clip=1.0, secret=False)
+    experiment = ft.Experiment(
+        {"fedavg": FedAvg()}, rounds=2, split=ft.SplitConfig(3), engine=EngineConfig("sequential"),
+        local=ft.LocalConfig(batch_size=16, steps=1), privacy=privacy,
+    )  # fmt: skip
+    given = {"data": FEDERATION, "backbone": backbone(), "summary": False}
+    spent = ft.run(experiment, tmp_path / "first", **given).history()["epsilon"].iloc[-1]
+    tight = replace(experiment, privacy=replace(privacy, epsilon=float(spent)))
+    out = ft.run(tight, tmp_path / "run", **given).path
+    one = replace(NEW, inputs=Images(NEW.inputs.values[:1]), labels=NEW.labels[:1], num_train=1)
+    result = onboard(out, "fedavg", replace(one, digest="one"), "lagos", backbone=backbone())
+    assert result.kept == "global"
 
 
 @pytest.mark.slow

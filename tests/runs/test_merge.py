@@ -157,7 +157,9 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
         file.seek(1 << 24)
         file.write(b"middle")
         file.truncate(1 << 26)
+    source.chmod(0o600)  # as that of a secret is
     copy_sparse(str(source), str(target))
     assert target.stat().st_size == 1 << 26
+    assert target.stat().st_mode & 0o777 == 0o600
     assert target.stat().st_blocks * 512 < 1 << 20
     assert target.read_bytes() == source.read_bytes()

@@ -132,7 +132,10 @@ def _sent(trained: TrainedMethod, federation: Federation, size: int, count: int)
     cohort = usual_cohort(method, federation, plan)
     able = [client for client in cohort if federation.num_examples(client) >= size]
     masked = plan.secure_aggregation.is_active
-    no_masks = replace(plan.in_clear, privacy=plan.privacy)
+    privacy, account = plan.privacy, plan.account(federation)
+    if privacy.by_clients and account is not None:  # as if the server added it, without masks
+        privacy = replace(privacy.endless, epsilon=None, noise=account.noise, noise_by="server")
+    no_masks = replace(plan.in_clear, privacy=privacy)
     one_step = replace(no_masks, local=LocalConfig(size, steps=1))
     train = client_works(method, task, federation, one_step).train
     plain = replace(method, optimiser=Optimiser(lr=method.optimiser.lr))

@@ -200,7 +200,10 @@ class Training(_Clients):
             min(self.local.batch_size, self.federation.num_examples(client)), dtype=torch.float64
         )
         noised = RecordNoise(key, size, noise.clip, noise.std)
-        return replace(inputs, context=inputs.context._replace(noise=noised))
+        # dropout goes by an example's place: who knew its key would see the places shift where a
+        # record is missing
+        own = random.key(*noise.secret, "record step", number, client).to(self.task.device)
+        return replace(inputs, context=inputs.context._replace(key=own, noise=noised))
 
     def _poisoned(self, batch: Batch) -> Batch:
         """What an attacker trains on instead."""

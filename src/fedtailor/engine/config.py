@@ -217,19 +217,26 @@ class Plan:
     def within_budget(self, federation: Federation) -> int:
         """How many rounds ``privacy.stop`` allows; all where it is not set. Raises InputError where
         the first one spends too much."""
-        target, rounds = self.privacy.epsilon, self.rounds
+        target = self.privacy.epsilon
         if self.privacy.stop is None or target is None:
-            return rounds
-        while True:  # in fewer rounds another client may spend the most
-            plan = replace(self, privacy=self.privacy.endless, rounds=rounds)
-            account = plan.account(federation)
+            return self.rounds
+        if self.cohort.novel >= federation.num_clients:
+            return self.rounds  # nobody is left, which is said elsewhere
+        endless = replace(self, privacy=self.privacy.endless, rounds=1)
+        endless.account(federation)  # what is wrong with any number of rounds
+
+        def spent(rounds: int) -> float:
+            try:
+                account = replace(endless, rounds=rounds).account(federation)
+            except InputError:  # so many have too many cohorts of nobody
+                return math.inf
             assert account is not None
-            fit = rounds_within(target, lambda t: account.spent(t).epsilon, rounds)  # noqa: B023
-            if fit == 0:
-                replace(self, rounds=1).account(federation)  # says why
-            if fit == rounds:
-                return rounds
-            rounds = fit
+            return account.spent(rounds).epsilon
+
+        fit = rounds_within(target, spent, self.rounds)
+        if fit == 0:
+            replace(self, rounds=1).account(federation)  # says why
+        return fit
 
     def privacy_words(self, federation: Federation) -> str:
         """What the run spends of its clients' privacy; empty where there is no noise."""

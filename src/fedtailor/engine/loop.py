@@ -330,7 +330,8 @@ class Loop:
         return f"the same command goes on after round {cohort.round - 1}"
 
     def _diverged(self, reason: str, cohort: Cohort, way_out: str) -> DivergedError:
-        if way_out == _SLOWER and self.plan.cohort.above_norm == "keep":
+        keeps = self.plan.cohort.above_norm == "keep" and not self.chain.hidden
+        if way_out == _SLOWER and keeps:
             way_out = f"{_SLOWER}, {_UNBOUNDED}"
         return DivergedError(f"{reason} in round {cohort.round} of {self.method.name}; {way_out}")
 

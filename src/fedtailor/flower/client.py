@@ -138,7 +138,7 @@ class Site:
             self._federation(seed)
         for omission in self._federation(self.experiment.seeds[0]).omissions:
             print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
-        if self.experiment.secure_aggregation.is_active:
+        if self.experiment.secure_aggregation.is_active and not self._are_new:
             said = f"the clients here sign with {signer(self.folder)}"
             print(f"fedtailor: {said}", file=sys.stderr, flush=True)
 
@@ -373,6 +373,8 @@ class Site:
     def _new_session(self, run: str, label: str, seed: int) -> Session:
         experiment, dataset, plan = self.experiment, self._dataset, self.experiment.plan
         method, federation = experiment.methods[label], self._federation(seed)
+        if self._are_new:  # they send nothing
+            plan = plan.in_clear
         if plan.privacy.of_records:
             federation = replace(
                 federation, secret=secret_of(_trial_folder(self.folder / run, label, seed))
@@ -387,7 +389,7 @@ class Site:
         first = first_states(method, task, federation)
         federation = as_trained(method, task, federation, plan)
         words = plan.privacy_words(federation)
-        if words and not (method.trains_alone or self._are_new):
+        if words and not method.trains_alone:
             print(f"fedtailor: {label}, seed {seed}: {words}", file=sys.stderr, flush=True)
         works = client_works(method, task, federation, plan, self.metrics)
         server = to_device(first_server(method, task, federation), task.device)

@@ -34,6 +34,7 @@ from .messages import STEPS, ClientReply, Masking, MaskingReply, RoundRequest
 from .schema import check_form
 
 SIGNING_KEY, SIGNERS = "signing.key", "signers.json"
+_KEY = re.compile("[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class SiteMasks:
         path = self.folder.parents[1] / SIGNERS  # of the run
         known: dict[str, str] = {}
         for one in (path, self.home / SIGNERS):
-            known |= read_json(one)["signers"] if one.exists() else {}
+            known |= _signers(one)
         new = {str(client): key for client, key in told.signers}
         for client, key in new.items():
             if known.get(client, key) != key:
@@ -124,8 +125,23 @@ class SiteMasks:
 
 
 def signer(home: Path) -> str:
-    """The public key with which the clients of a site sign, whose own folder is ``home``."""
+    """The public key with which the clients of a site sign, whose own folder is ``home``. Raises
+    InputError where a file of keys there is damaged."""
+    _signers(home / SIGNERS)
     return _signing_key(home).public_key().public_bytes_raw().hex()
+
+
+def _signers(path: Path) -> dict[str, str]:
+    """The keys with which clients sign, by their numbers as texts; none without the file."""
+    if not path.exists():
+        return {}
+    keys = read_json(path).get("signers")
+    if not isinstance(keys, dict) or not all(_KEY.fullmatch(str(key)) for key in keys.values()):
+        raise InputError(
+            f'{path} must be {{"signers": {{"0": "..."}}}}: by client a key of 64 '
+            "hexadecimal digits"
+        )
+    return {client: key.lower() for client, key in keys.items()}
 
 
 def _signing_key(home: Path) -> Ed25519PrivateKey:
@@ -134,7 +150,9 @@ def _signing_key(home: Path) -> Ed25519PrivateKey:
     if not path.exists():
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_once(path, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode())
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
+    if not _KEY.fullmatch(text := path.read_text()):
+        raise InputError(f"{path} is damaged: restore it from a copy, or others refuse this site")
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
 
 
 class GridClients:

@@ -292,7 +292,7 @@ def fit_new_client(
     (request,) = join_requests(
         federation, plan.local, [number], trained.round, passes, lambda client: private
     )
-    joining = client_works(method, task, federation, plan).join
+    joining = client_works(method, task, federation, plan.in_clear).join  # it sends nothing
     candidates = joining.candidates(*to_new_client(trained, number), request)
     return decide(joining.training, request, candidates, client=client, label=trained.label)
 

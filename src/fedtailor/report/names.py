@@ -31,20 +31,17 @@ def client_name(client: str, seed: int | None) -> str:
     return name if seed is None else f"{name} of seed {seed}"
 
 
-def privacy_name(history: Sequence[RoundLine], neighbours: str = "replace") -> str:
-    """Say what all rounds have spent of privacy, and how their clip has moved; empty if there is no
+def privacy_name(line: RoundLine, neighbours: str) -> str:
+    """Say what the rounds up to that of ``line`` have spent of privacy; empty if there is no
     noise."""
-    line = history[-1]
     if line.epsilon is None:
         return ""
     done = "replaced" if neighbours == "replace" else "left out"
     of_clients = line.level == "client"
     whose = f"client whose data are {done}" if of_clients else "record that is there or not"
-    first, last = history[0].clip, line.next_clip
-    clip = "" if first is None else f"; the clip has moved from {first:.3g} to {last:.3g}"
     return (
         f"epsilon {line.epsilon:.4g} at delta {line.delta:.3g} after round {line.round}, of a "
-        f"{whose} ({line.accountant}){clip}"
+        f"{whose} ({line.accountant})"
     )
 
 

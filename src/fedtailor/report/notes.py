@@ -120,15 +120,21 @@ def _privacy(run: Run) -> list[str]:
     """Return what each method has spent of a client's privacy by its last round; together where
     that is the same."""
     spent: dict[str, dict[str, None]] = defaultdict(dict)
+    clips: dict[str, list[float]] = defaultdict(list)  # at the end, where they move
+    neighbours = run.experiment.get("privacy", {}).get("neighbours", "replace")
     for trial in run.trials:
-        neighbours = run.experiment.get("privacy", {}).get("neighbours", "replace")
-        if trial.history and (words := privacy_name(trial.history, neighbours)):
+        if trial.history and (words := privacy_name(last := trial.history[-1], neighbours)):
             spent[words][trial.label] = None
-    return [
-        f"Differential privacy in {run.path}: {', '.join(labels)}: {words}; scores and choices by "
-        "validation data are not covered"
-        for words, labels in spent.items()
-    ]
+            clips[words] += [] if last.next_clip is None else [last.next_clip]
+    notes = []
+    for words, labels in spent.items():
+        moved = " to ".join(dict.fromkeys(f"{one(clips[words] or [0]):.3g}" for one in (min, max)))
+        clip = f"; updates are clipped to {moved} now" if clips[words] else ""
+        notes.append(
+            f"Differential privacy in {run.path}: {', '.join(labels)}: {words}{clip}; scores and "
+            "choices by validation data are not covered"
+        )
+    return notes
 
 
 def _not_begun(run: Run) -> list[str]:

@@ -177,7 +177,8 @@ class Result:
 
         Columns: ``method``, ``seed``, ``round``, ``train_loss``, ``lr_scale``, ``bytes_down`` and
         ``bytes_up`` of the whole cohort, ``seconds``, ``simulated_seconds`` where time is
-        simulated; and for each model and split the mean over clients, such as
+        simulated, ``epsilon`` (of all rounds so far) where there is noise, ``clip`` where that
+        moves; and for each model and split the mean over clients, such as
         ``personal_validation``: an accuracy as a fraction, or a loss for language modelling; not a
         number in rounds without an evaluation.
 
@@ -206,7 +207,7 @@ class Result:
                     "bytes_down": record.bytes_down,
                     "bytes_up": record.bytes_up,
                     "seconds": seconds.get(record.round),
-                    **_simulated(record),
+                    **_known(record),
                     **{name: values.get(record.round, np.nan) for name, values in means.items()},
                 }
                 for record in trial.history
@@ -320,6 +321,7 @@ def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
     return {name: values for name, values in means.items() if values}
 
 
-def _simulated(record: RoundLine) -> dict[str, float]:
-    known = record.simulated_seconds
-    return {} if known is None else {"simulated_seconds": known}
+def _known(record: RoundLine) -> dict[str, float]:
+    """What a round has where time is simulated or there is noise."""
+    values = {name: getattr(record, name) for name in ("simulated_seconds", "epsilon", "clip")}
+    return {name: value for name, value in values.items() if value is not None}

@@ -48,6 +48,7 @@ class Inputs:
     federations: Mapping[int, Federation]  # by seed
     backbone: Callable[[int], Backbone]  # by seed; the last one is kept
     metrics: Mapping[str, MetricFunction] = field(default_factory=dict)  # given from Python
+    asked: int | None = None  # the rounds before a budget has cut them
 
     @classmethod
     def load(
@@ -65,9 +66,21 @@ class Inputs:
             for seed in experiment.seeds
         }
         backbones = lru_cache(1)(partial(backbone_of, experiment, dataset, backbone))
-        rounds = min(map(experiment.plan.within_budget, federations.values()))
-        experiment = replace(experiment, rounds=rounds)
         return cls(experiment, dataset, federations, backbones)
+
+    def within_budget(self) -> Inputs:
+        """The same with only as many rounds as ``privacy.stop`` allows with each seed."""
+        experiment, plan = self.experiment, self.experiment.plan
+        if not self.spends:
+            return self
+        rounds = min(map(plan.within_budget, self.federations.values()))
+        return replace(self, experiment=replace(experiment, rounds=rounds), asked=plan.rounds)
+
+    @property
+    def spends(self) -> bool:
+        """Whether there is noise, and a method that sends something."""
+        methods = self.experiment.methods.values()
+        return self.experiment.privacy.is_active and not all(one.trains_alone for one in methods)
 
     def task(self, method: Method, seed: int) -> Task:
         """The task of a method with a seed."""
@@ -88,6 +101,9 @@ class Inputs:
             )
         for method in self.experiment.methods.values():  # what needs no model goes first
             check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))
+        if self.spends:
+            for one in self.federations.values():  # a client's records may differ by seed
+                self.experiment.plan.account(one)
         check_named_clients(self.experiment, federation)
         objective = self.backbone(seed).objective
         if objective != federation.dataset.objective:

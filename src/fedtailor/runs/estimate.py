@@ -94,18 +94,25 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
         texts=_texts(plan, federation),
-        privacy=_privacy(plan, federation),
+        privacy=_privacy(inputs),
     )
 
 
-def _privacy(plan: Plan, federation: Federation) -> str:
-    """What the run spends of privacy; empty where there is no noise."""
-    account = plan.account(federation)
-    if account is None:
+def _privacy(inputs: Inputs) -> str:
+    """What the run spends of privacy with the seed that spends the most; empty where nothing is."""
+    plan, spent = inputs.experiment.plan, dict[float, Federation]()
+    for federation in inputs.federations.values() if inputs.spends else ():
+        if account := plan.account(federation):
+            spent.setdefault(account.spent(plan.rounds).epsilon, federation)
+    if not spent:
         return ""
+    federation = spent[max(spent)]
+    account, asked = plan.account(federation), inputs.asked or plan.rounds
+    assert account is not None
+    cut = f"; {asked} rounds would spend more: privacy.stop" if asked > plan.rounds else ""
     usual = f"; {account.usual_delta}" if plan.privacy.delta is None else ""
     known = "" if plan.privacy.secret else "; for experiments alone: the seed tells the noise"
-    return plan.privacy_words(federation) + usual + known
+    return plan.privacy_words(federation) + cut + usual + known
 
 
 def _texts(plan: Plan, federation: Federation) -> str:

@@ -139,7 +139,8 @@ def differences(
     """The keys that differ between two contents of ``experiment.json``, each with both values.
 
     The format, the name, the number of rounds, methods and seeds of one of them alone, what happens
-    to clients that diverge, and the bound on norms don't count: ``history.jsonl`` has the bounds.
+    to clients that diverge, the bound on norms and ``privacy.stop`` don't count: ``history.jsonl``
+    has the bounds.
 
     >>> one = {"rounds": 1, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 8}]}
     >>> other = {"rounds": 2, "methods": [{"label": "fedavg", "name": "fedavg", "rank": 4}]}
@@ -169,5 +170,6 @@ def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
     kept = {k: v for k, v in content.items() if k not in free}
     kept["engine"] = {k: v for k, v in kept.get("engine", {}).items() if k != "on_divergence"}
     kept["cohort"] = {k: v for k, v in kept.get("cohort", {}).items() if k not in BOUNDS}
+    kept["privacy"] = {k: v for k, v in kept.get("privacy", {}).items() if k != "stop"}
     methods = {m["label"]: m for m in content["methods"] if m["label"] in labels}
     return dotted({**kept, "methods": methods})

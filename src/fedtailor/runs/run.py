@@ -102,9 +102,7 @@ def run(
     may_end = in_files and not overwrite and is_as_it_was(experiment, out, trials)
     if may_end and nothing_left(experiment, out, trials):
         if summary:
-            print(f"{out} is finished: nothing is left to run", file=sys.stderr)
-            for line in unused_bounds(experiment.as_dict(), out):
-                print(line, file=sys.stderr)
+            _say_finished(experiment, out)
         return out
     # bad input shows before anything is written
     given = data, backbone, metrics
@@ -124,6 +122,8 @@ def run(
     about = None
     if summary and any(left.values()):
         about = start_summary(inputs, left, 1 if group is None else group.size)
+    elif summary:
+        _say_finished(inputs.experiment, out)
 
     def run_trial(trial: TrialRun) -> None:
         _run_trial(inputs, trial, trace, on_round, leader)
@@ -140,6 +140,12 @@ def run(
     if leader is not None:
         leader.end()
     return out
+
+
+def _say_finished(experiment: Experiment, out: Path) -> None:
+    print(f"{out} is finished: nothing is left to run", file=sys.stderr)
+    for line in unused_bounds(experiment.as_dict(), out):
+        print(line, file=sys.stderr)
 
 
 def _check_place(
@@ -178,7 +184,7 @@ def _load(
     Metrics(experiment.evaluate, metrics).check(objective)
     if is_leader:
         check_old_trials(experiment, out, trials, anew=anew)
-    inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics)
+    inputs = replace(Inputs.load(experiment, data, backbone), metrics=metrics).within_budget()
     if is_leader and not anew and experiment.privacy.stop is not None:
         check_same(inputs.experiment, out)
     if experiment.start_from.run is not None:

@@ -165,10 +165,12 @@ def _end_well(
         if best < last and not trial.is_asynchronous:
             for line in about_norms({r.round: r.norm_by_client for r in store.history()}, best):
                 progress.say(f"{trial.title}: {line}")
-            progress.say(
-                f"{trial.title}: the same command goes on after round {last}; fedtailor rollback "
-                f"takes it back to round {best}, the best on validation data"
+            back = (
+                f"; fedtailor rollback takes it back to round {best}, the best on validation data"
             )
+            spent = store.history()[-1].epsilon is not None  # which can't be taken back
+            said = f"the same command goes on after round {last}{'' if spent else back}"
+            progress.say(f"{trial.title}: {said}")
 
 
 def commit_rounds(

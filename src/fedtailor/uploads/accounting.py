@@ -292,7 +292,11 @@ def account(
 
     of(1.0).check()
     if config.noise is not None:
-        check_budget(config, of(config.noise).epsilon, rounds)
+        check_budget(
+            config,
+            lambda t: account(config.endless, clients, cohort, t, least).epsilon(t),
+            rounds,
+        )
         return of(config.noise)
     assert target is not None
     exact = of(1.0)._differ * math.sqrt(rounds) * _package().get_sigma_gaussian(target, delta)
@@ -303,7 +307,7 @@ def account(
 
 def check_budget(config: PrivacyConfig, epsilons: Callable[[int], float], rounds: int) -> None:
     """Raise InputError where so many rounds spend more than ``config.epsilon``; ``epsilons`` says
-    what the first ones do."""
+    what a run of any number does."""
     target = config.epsilon
     if target is None or epsilons(rounds) <= target:
         return
@@ -316,8 +320,8 @@ def check_budget(config: PrivacyConfig, epsilons: Callable[[int], float], rounds
 
 
 def rounds_within(epsilon: float, epsilons: Callable[[int], float], rounds: int) -> int:
-    """How many of the ``rounds`` spend no more than ``epsilon``; ``epsilons`` says what the first
-    ones do."""
+    """How many of the ``rounds`` spend no more than ``epsilon``; ``epsilons`` says what a run of
+    any number does."""
     return bisect_right(range(1, rounds + 1), epsilon, key=epsilons)
 
 

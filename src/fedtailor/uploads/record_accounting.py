@@ -82,7 +82,7 @@ class RecordAccount:
 
 @cache
 def record_account(
-    config: PrivacyConfig, clients: Collection[tuple[int, float, int]], rounds: int
+    config: PrivacyConfig, clients: tuple[tuple[int, float, int], ...], rounds: int
 ) -> RecordAccount:
     """The account of the client that spends the most in ``rounds``; the noise is the least one, to
     four digits, where epsilon alone is given. ``clients`` are by kind its number of records, the
@@ -98,9 +98,10 @@ def record_account(
         return lambda one: RecordAccount(noise, config.delta or one[0] ** -1.1, *one, rounds)
 
     if config.noise is not None:
-        found = _largest([*map(of(config.noise), clients)])
-        check_budget(config, lambda t: found.spent(t).epsilon, rounds)
-        return found
+        check_budget(
+            config, lambda t: record_account(config.endless, clients, t).spent(t).epsilon, rounds
+        )
+        return _largest([*map(of(config.noise), clients)])
     assert config.epsilon is not None
     most, noise = min(clients), 0.0  # the fewest records, most often
     while True:

@@ -92,7 +92,7 @@ class FixedPoint:
         if not most <= self.largest:
             raise OutOfRangeError(
                 f"its update has values up to {2.0 ** np.ceil(np.log2(most)):g}; "
-                f"secure_aggregation.range is {self.largest:g}"
+                f"secure_aggregation.range is {self.largest:g}, and a larger one needs a new run"
             )
         whole = values * (weight / self.step)
         if not self.noise:
