@@ -242,8 +242,9 @@ three rounds of all clients with three epochs each, `clip = 1`, delta 500^-1.1.
 | fedsa-lora | one factor of LoRA, and head | the other factor |
 | fedsdg, with equal weights | one branch of LoRA, and head | the other branch, and gates |
 
-Learning rates are the best of five on validation data, with noise at epsilon 8, at Dirichlet 0.3
-and seed 10. They stand for all columns, so a method may do better without noise than here.
+Learning rates are the best of four on validation data (of five for local and six for fedavg, whose
+best of four were at an end), with noise at epsilon 8, at Dirichlet 0.3 and seed 10. They stand for
+all columns, so a method may do better without noise than here.
 """
 
 _TABLES = """## Accuracy
