@@ -26,7 +26,7 @@ def test_damaged_files_are_listed(
         main(["check", str(run)])
     *problems, last, _, remove, again = capsys.readouterr().out.splitlines()
     assert len(problems) == 2
-    assert remove == f"    rm -r {run}/methods/fedsdg"
+    assert remove == f"    rm -r {run}/methods/fedsdg/seed-0"
     assert again == f"    fedtailor run {run}"
     assert "clients.jsonl is damaged: its checksum does not match" in problems[0]
     assert "server.safetensors is missing" in problems[1]
@@ -34,6 +34,12 @@ def test_damaged_files_are_listed(
     with pytest.raises(SystemExit, match="1"):
         main(["check", str(run), "--json"])
     assert json.loads(capsys.readouterr().out)["problems"] == problems
+    joined = folder / "onboarded/lagos/result.json"  # training again would not bring it back
+    joined.parent.mkdir(parents=True)
+    joined.write_text("{}")
+    with pytest.raises(SystemExit, match="1"):
+        main(["check", str(run)])
+    assert "rm -r" not in capsys.readouterr().out
     assert main(["compare", str(run)]) == 2
     assert "clients.jsonl is damaged" in capsys.readouterr().err
 

@@ -130,6 +130,7 @@ def test_clients_keep_the_spelling_of_their_names(tokenizer, tmp_path: Path) -> 
     [
         (["0", "2", ""], (), ["0", "2"]),  # class numbers, beside an empty cell
         (["00", "02", "1"], (), ["0", "2", "1"]),
+        (["010", "10", "20"], (), ["010", "10", "20"]),  # two codes
         (["1", "2", "NA"], (), ["1", "2", "NA"]),
         (["1", "2", "2"], ("1", "2", "NA"), ["1", "2", "2"]),  # a file that lacks one of them
         (["1", "0", "0"], ("no", "yes"), ["yes", "no", "no"]),

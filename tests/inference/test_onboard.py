@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,19 @@ def test_a_client_keeps_its_number_over_a_kill_while_it_was_replaced(run: Path) 
     (folder / "oslo").rename(folder / ".oslo.old")
     assert joined(run, "ditto", "oslo").number == first.number != other.number
     assert not list(folder.glob(".*.old"))
+
+
+def test_held_out_rows_that_the_run_was_trained_on_are_counted(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onboard(run, "ditto", FEDERATION, "lagos", backbone=digits_backbone())
+    said = re.search(
+        r"(\d+) of (\d+) held-out rows of lagos were training rows", capsys.readouterr().err
+    )
+    assert said is not None
+    assert 0 < int(said[1]) < int(said[2])
+    joined(run, "ditto", "oslo")
+    assert "were training rows" not in capsys.readouterr().err
 
 
 def test_a_name_that_means_a_client_of_the_federation_is_refused(run: Path) -> None:

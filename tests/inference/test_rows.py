@@ -88,10 +88,17 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
     assert read_rows(lines, DATA, images=False).inputs == ["one\u2028two", "b\x85c"]
 
 
+def piped(given: str | bytes) -> io.TextIOWrapper:
+    """Standard input, with that text or these bytes."""
+    return io.TextIOWrapper(io.BytesIO(given if isinstance(given, bytes) else given.encode()))
+
+
 @pytest.mark.parametrize(
     ("given", "text", "expected"),
     [
         ("one\ntwo\n", None, ["one", "two"]),
+        ('\ufeff{"text": "one"}\n', None, ["one"]),
+        ("\ufeffnote\none\n", "note", ["one"]),
         ('{"text": "one"}\n', None, ["one"]),
         ("note\none\n", "note", ["one"]),
     ],
@@ -99,8 +106,11 @@ def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
 def test_stdin_has_a_text_a_line_objects_or_a_csv(
     given: str, text: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    monkeypatch.setattr("sys.stdin", piped(given))
     assert read_rows("-", DATA, images=False, text=text).inputs == expected
+    monkeypatch.setattr("sys.stdin", piped(b"caf\xe9\n"))
+    with pytest.raises(InputError, match="stdin is not in UTF-8"):
+        read_rows("-", DATA, images=False, text=text)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +137,11 @@ def test_what_cant_be_read_is_said_in_one_line(
 def test_stdin_has_conversations_as_files_have(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "where"}]
     parts = {"system": "be brief", "prompt": "where"}
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{json.dumps({'messages': turns})}\n" * 2))
+    monkeypatch.setattr("sys.stdin", piped(f"{json.dumps({'messages': turns})}\n" * 2))
     data = DataConfig(path="chats.jsonl", task="instruct")
     whole = read_rows("-", data, images=False).inputs
     assert list(map(json.loads, whole)) == [turns, turns]
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(parts)))
+    monkeypatch.setattr("sys.stdin", piped(json.dumps(parts)))
     drafted = DataConfig(path="chats.jsonl", task="instruct", text="prompt", label="response")
     assert read_rows("-", drafted, images=False).inputs == whole[:1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedtailor.objectives import TokenClassification
 from fedtailor.objectives.cells import Cells
 from fedtailor.objectives.token_classification import entities, entity_f1
 from tests import kinds
+from tests.inference.test_rows import piped
 
 TASK = TokenClassification()
 TAGS = ("B-LOC", "I-LOC", "O")
@@ -183,7 +183,7 @@ def test_conll_files_are_taken_as_they_are(
     assert first[1] == long
     assert json.loads(first[2])[30:] == [None] * 2  # the words that were not read
     assert json.loads(second[1]) == ["a bed", "is"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("the ward has a bed\n"))
+    monkeypatch.setattr("sys.stdin", piped("the ward has a bed\n"))
     assert main(["predict", *of, "--input", "-"]) == 0
     last = [*csv.reader(capsys.readouterr().out.splitlines())][-1]
     assert last[1] == "the ward has a bed"

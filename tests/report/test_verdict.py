@@ -53,6 +53,8 @@ def test_a_tie(tmp_path: Path) -> None:
         "fedsdg is best on validation data (50.1 %); on test data it is not clearly different from "
         "fedavg and local."
     )
+    same = verdict_of(written(tmp_path / "same", {"fedsdg": ALONE, "local": ALONE}))
+    assert ", as good as local, by the order in the file; on test data" in same.text[0]
 
 
 def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
@@ -63,8 +65,9 @@ def test_the_order_of_a_sum_breaks_no_tie(tmp_path: Path) -> None:
     assert len({float(np.mean(values)) for values in orders.values()}) > 1
     found = verdict_of(written(tmp_path / "run", test, orders))
     assert found.text[0] == (
-        "fedavg is best on validation data (85.7 %); on test data it is clearly better than local, "
-        "clearly worse than fedprox, not clearly different from fedsdg."
+        "fedavg is best on validation data (85.7 %), as good as fedsdg, local and fedprox, by the "
+        "order in the file; on test data it is clearly better than local, clearly worse than "
+        "fedprox, not clearly different from fedsdg."
     )
 
 
@@ -191,6 +194,9 @@ def test_an_unfinished_run_is_judged_by_the_seeds_that_all_methods_have(tmp_path
     assert not found.left_out
     assert "Training has not ended, so the order may change." in found.text
     assert found.next_step == f"fedtailor run {tmp_path}/run"
+    assert {one.num_seeds for one in found.differences} == {1}  # those that chose
+    shutil.rmtree(path / "methods/local/seed-1")
+    assert "Some methods or seeds have not begun, so the order may change." in verdict_of(path).text
 
 
 def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> None:

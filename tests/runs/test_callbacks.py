@@ -114,6 +114,26 @@ def test_early_stopping_counts_evaluations_without_a_better_one(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_early_stopping_passes_over_rounds_without_the_metric(tmp_path: Path) -> None:
+    """Such as one of written texts, which are rarer than evaluations."""
+    seen: list[float | None] = []
+
+    def blank(done: ft.CommittedRound) -> ft.Stop | None:
+        few = [
+            replace(e, metrics={"rare": [None] * len(e.clients)}) for e in done.round.evaluations
+        ]
+        never = replace(done, select="rare", round=replace(done.round, evaluations=few))
+        seen.append(never.score())
+        return stopping(never)
+
+    stopping = ft.EarlyStopping(patience=1)
+    out = run(tmp_path / "run", on_round=blank)
+    assert commit(out)["finished"]
+    assert seen
+    assert {*seen} == {None}
+
+
+@pytest.mark.slow
 def test_early_stopping_remembers_rounds_before_a_kill(tmp_path: Path) -> None:
     def kill(done: ft.CommittedRound) -> None:
         if done.number == 2:

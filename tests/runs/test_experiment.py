@@ -63,6 +63,19 @@ def test_settings_win_over_presets_and_presets_over_the_file(path: Path) -> None
     )  # type: ignore[attr-defined]
 
 
+def test_settings_reach_labels_with_a_dot_and_no_method_that_is_not_there(path: Path) -> None:
+    dotted = path.read_text().replace("[methods.lora]", '[methods."lr0.1"]')
+    path.write_text(dotted + 'methods."lr0.1".rank = 3\n')  # of the preset
+    for given in ("methods.lr0.1.lora_alpha=9", 'methods."lr0.1".lora_alpha=9'):
+        found = load(path, [given, "preset=small", 'methods=["lr0.1"]']).methods["lr0.1"]
+        assert (found.rank, found.lora_alpha) == (3, 9)  # type: ignore[attr-defined]
+    assert load(path, ["methods.fedsdg.rank=3", "methods=local"]).methods.keys() == {"local"}
+    with pytest.raises(
+        InputError, match=r"unknown method 'fedprx' in methods\.fedprx\.mu; did you"
+    ):
+        load(path, ["methods.fedprx.mu=0.5", "methods=fedprox"])
+
+
 def test_presets_are_applied_left_to_right(path: Path) -> None:
     path.write_text(path.read_text() + "\n[presets.wide]\nsplit.alpha = 33\nrounds = 77\n")
     assert load(path, ["preset=wide"]).rounds == 77

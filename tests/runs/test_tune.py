@@ -79,9 +79,40 @@ def test_what_diverges_is_reported_and_never_chosen(tmp_path: Path) -> None:
     assert {o.settings["optimiser.lr"]: o.score is None for o in found} == {0.01: False, 1e6: True}
     failed = next(o for o in found if o.score is None)
     assert "round" in str(failed.diverged)
-    assert best(found, "fedavg").settings["optimiser.lr"] == 0.01
-    with pytest.raises(InputError, match=r"all 1 candidates of fedavg diverged; the last: .*round"):
-        best([failed], "fedavg")
+    winner = best(found, "fedavg")
+    assert winner is not None
+    assert winner.settings["optimiser.lr"] == 0.01
+    assert best([failed], "fedavg") is None
+
+
+@pytest.mark.slow
+def test_a_method_of_which_all_diverge_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        FILE.replace("rounds = 1", "rounds = 2") + "\n[tune.space.fedavg]\noptimiser.lr = [1e6]\n"
+    )
+    out = tmp_path / "out"
+    assert main(["tune", str(written(tmp_path, text)), "--out", str(out)]) == 0
+    assert "all candidates of fedavg diverged: best.toml lacks it" in capsys.readouterr().err
+    assert [*experiments.load(out / "best.toml").methods] == ["near"]
+    rows = [json.loads(line) for line in (out / "candidates.jsonl").read_text().splitlines()]
+    assert {row["label"] for row in rows} == {"fedavg", "near"}
+
+
+@pytest.mark.slow
+def test_a_score_is_that_of_the_searchs_own_seed(tmp_path: Path) -> None:
+    """Also where the folder has candidates of another seed already."""
+    text = FILE.replace("[0.01, 0.3]", "[0.1]").replace(
+        "[tune.space.fedprox]\nmu = {low = 0.01, high = 1.0, log = true}\n", ""
+    )
+    file = written(tmp_path, text)
+    scores = {}
+    for name, seeds in (("both", (0, 1)), ("fresh", (1,))):
+        for seed in seeds:
+            found = search(load(file, [f"seeds=[{seed}]", "evaluate.select=loss"]), tmp_path / name)
+            scores[name, seed] = [one.score for one in found]
+    assert scores["both", 1] == scores["fresh", 1] != scores["both", 0]
 
 
 def test_of_equals_the_first_is_chosen() -> None:
@@ -144,8 +175,10 @@ def test_a_result_that_is_no_number_is_never_chosen(
 ) -> None:
     monkeypatch.setattr("fedtailor.runs.tune.metric_of", lambda runs: "loss")
     monkeypatch.setattr("fedtailor.runs.tune.summary", lambda *_: SimpleNamespace(mean=math.nan))
-    with pytest.raises(InputError, match="all 2 candidates of fedavg diverged; the last: loss"):
-        list(search(load(written(tmp_path)), tmp_path / "out"))
+    found = list(search(load(written(tmp_path)), tmp_path / "out"))
+    assert {(one.score, one.diverged) for one in found} == {(None, "loss on validation is nan")}
+    assert (tmp_path / "out/candidates.jsonl").is_file()
+    assert not (tmp_path / "out/best.toml").exists()
 
 
 @pytest.mark.parametrize(

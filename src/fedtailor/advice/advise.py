@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from ..data.federation import Federation
 from ..data.labels import label_counts, label_overlap
+from ..errors import InputError
 from ..method import FineTuning
 from ..methods import METHODS
 from ..objectives import OBJECTIVES
@@ -220,7 +221,10 @@ def advise(experiment: Experiment, source: Path | str) -> Advice:
     it has kept is enough; a deployment's keeps its clients' sizes, and no labels."""
     run = Path(source)
     if (run / "experiment.json").is_file():
-        manifest = read_data_manifest(min(run.glob("partitions/seed-*.json")))
+        found = sorted(run.glob("partitions/seed-*.json"))
+        if not found:
+            raise InputError(f"{run} has not begun, so its clients are unknown; give the file")
+        manifest = read_data_manifest(found[0])
         clients = replace(clients_of_run(run), pairs=bool(manifest.get("pair")))
         return advise_for(clients, manifest["modality"], experiment)
     inputs = Inputs.load(replace(experiment, seeds=experiment.seeds[:1]), None, None)

@@ -39,11 +39,16 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _again(run: Path, problems: Sequence[str]) -> str:
-    """The commands that train damaged methods anew; empty if other files are damaged, too."""
-    place = re.compile(re.escape(f"{run / 'methods'}/") + "([^/]+)/")
-    labels = [found and found[1] for found in map(place.search, problems)]
-    if None in labels:
+    """The commands that train damaged methods with their seeds anew; empty if other files are
+    damaged, too."""
+    place = re.compile(re.escape(f"{run / 'methods'}/") + r"([^/]+/seed-\d+)/(?!onboarded/)")
+    found = [place.search(problem) for problem in problems]
+    folders = [run / "methods" / one[1] for one in found if one]
+    if None in found:
         return ""
-    folders = [str(run / "methods" / str(label)) for label in dict.fromkeys(labels)]
-    commands = ["rm", "-r", *folders], ["fedtailor", "run", str(run)]
-    return "\n".join(f"    {shlex.join(command)}" for command in commands)
+    names = [str(folder) for folder in dict.fromkeys(folders)]
+    commands = ["rm", "-r", *names], ["fedtailor", "run", str(run)]
+    lines = [f"    {shlex.join(command)}" for command in commands]
+    if any((folder / "onboarded").is_dir() for folder in folders):
+        lines.append("clients that joined there have to join again")
+    return "\n".join(lines)

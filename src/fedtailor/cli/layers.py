@@ -9,26 +9,19 @@ import sys
 
 from ..errors import InputError
 from ..store.format import as_json
-from .options import add_experiment, add_json
+from .options import add_experiment, add_json, at_least_one
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Give ``parser`` the command's options."""
     add_experiment(parser)
     parser.add_argument("--method", metavar="LABEL", help="default: the first that has layers")
-    parser.add_argument("--epochs", type=_positive, default=5, help="of each trial (default: 5)")
+    parser.add_argument("--epochs", type=at_least_one, default=5, help="of each trial (default: 5)")
     parser.add_argument(
-        "--patience", type=_positive, default=1, help="trials without a gain before the end"
+        "--patience", type=at_least_one, default=1, help="trials without a gain before the end"
     )
     add_json(parser, "the trials")
     parser.set_defaults(command=_layers)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _layers(options: argparse.Namespace) -> None:

@@ -5,6 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..errors import whole_number
+
+
+def at_least_one(text: str) -> int:
+    """The whole number of an option, 1 or more."""
+    value = whole_number(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of at least 1")
+    return value
+
 
 def add_experiment(parser: argparse.ArgumentParser, *, or_run: bool = False) -> None:
     """Take an experiment, a file or a built-in one's name, or a run directory as well, and settings

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, brief, naming
 from ..store.format import as_json
-from .options import add_trained, add_which
+from .options import add_trained, add_which, at_least_one
 
 if TYPE_CHECKING:
     from ..inference.model import PersonalModel
@@ -39,7 +39,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, not csv")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=32, metavar="N", help="of a language model's text"
+        "--max-new-tokens",
+        type=at_least_one,
+        default=32,
+        metavar="N",
+        help="of a language model's text",
     )
     parser.set_defaults(command=_predict)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
 from ..store.format import as_json
 from .options import add_experiment, add_json
 
@@ -43,6 +44,9 @@ def _tune(options: argparse.Namespace) -> None:
         said = outcome.diverged or f"{outcome.metric} {_result(outcome)} on validation"
         print(f"{outcome.label}, candidate {outcome.number + 1}: {said}", file=sys.stderr)
     chosen = [best(outcomes, label) for label in tuning.spaces]
+    for label, one in zip(tuning.spaces, chosen, strict=True):
+        if one is None:
+            print(f"all candidates of {label} diverged: best.toml lacks it", file=sys.stderr)
     if options.json:
         rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in outcomes]
         print(as_json(rows, 2))
@@ -59,6 +63,8 @@ def _tune(options: argparse.Namespace) -> None:
     ]
     align = ("left", "left", "right", "right", "left")
     print(tabulate(table, "keys", colalign=align, disable_numparse=True))
+    if not any(chosen):
+        raise InputError("no candidate has a result; lower the learning rates in [tune.space]")
     run = shlex.join(["fedtailor", "run", str(out / "best.toml")])
     print(f"\nthe experiment with the chosen settings: {run}")
 

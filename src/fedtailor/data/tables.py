@@ -249,12 +249,12 @@ def is_csv(path: str) -> bool:
 
 def separator_of(header: str) -> str:
     """Return what separates the cells of a csv file, by its first line: the most frequent of a
-    comma, a semicolon and a tab.
+    comma, a semicolon and a tab, outside quotes.
 
-    >>> separator_of("note;label"), separator_of("note")
+    >>> separator_of('"note, age, sex";label'), separator_of("note")
     (';', ',')
     """
-    return max(_SEPARATORS, key=header.count)
+    return max(_SEPARATORS, key=re.sub(r'"[^"]*"', "", header).count)
 
 
 def _separator(path: Path) -> str:
@@ -319,9 +319,9 @@ def with_all_numbers(table: Any, path: str) -> Any:
 def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
     """What labels and clients are in the one or two csv tables of a source, by column.
 
-    Labels are class numbers where all of them are whole numbers, unless ``config.classes`` names
-    them all. Clients are numbers where that loses nothing of their names. Raises InputError where
-    all texts are numbers."""
+    Labels are class numbers where all of them are whole numbers, each of one spelling, unless
+    ``config.classes`` names them all. Clients are numbers where that loses nothing of their names.
+    Raises InputError where all texts are numbers."""
     names = tables[0].column_names
     objective = objective_of(config.task)
     label = config.label or usual_column(objective.target_names, names)
@@ -337,6 +337,10 @@ def _kinds(tables: Sequence[Any], config: DataConfig) -> dict[str, Kind]:
         cells = _cells(tables, label)
         named = all(not cell or not cell.strip() or cell in config.classes for cell in cells)
         kinds[label] = "text" if named else kind_of(cells)
+        words = {cell.strip() for cell in cells if cell and cell.strip()}
+        of_numbers = kinds[label] == "integer" and objective.has_classes
+        if of_numbers and len({*map(int, words)}) < len(words):
+            kinds[label] = "text"  # 010 and 10 are two codes
     if config.client is not None:
         kind = kind_of(_cells(tables, config.client), exact=True)
         kinds[config.client] = "integer" if kind == "integer" else "text"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .. import random
@@ -34,7 +35,7 @@ from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..store.files import read_record, save_tensors, write_json
 from ..store.metrics import is_percentage
 from ..store.run_directory import locked
-from ..store.trained_rows import read_trained_before
+from ..store.trained_rows import read_trained_before, read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from .choose import MODELS, CandidateScores, all_scores, choose, did_not_learn
 
@@ -270,6 +271,16 @@ def _federation(
     clients = range(number, number + 1)
     experiment = with_new_clients(trained.experiment, clients)
     federation = federation_of(experiment, dataset, trained.seed, clients)
+    if trained_rows_file(trained.run, trained.seed).exists():
+        rows = np.concatenate([federation.rows(number, split) for split in ("validation", "test")])
+        known = read_trained_rows(trained.run, trained.seed)
+        seen = 0 if known is None else int(np.isin(dataset.fingerprints(rows), known).sum())
+        if seen:
+            print(
+                f"fedtailor: {seen} of {len(rows)} held-out rows of {client} were training rows of "
+                f"{trained.run}: their scores say little of new ones",
+                file=sys.stderr,
+            )
     if (old := experiment.start_from.run) is not None:
         names = ("",) * number + (client,)
         named = replace(federation, partition=replace(federation.partition, names=names))

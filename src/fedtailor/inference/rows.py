@@ -76,7 +76,11 @@ def read_rows(
     if images:
         return _pictures(path, source, data)
     if source == "-":
-        return _of_stdin(sys.stdin.read(), data, text)
+        try:
+            content = sys.stdin.buffer.read().decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise InputError("stdin is not in UTF-8; convert it first") from None
+        return _of_stdin(content, data, text)
     if path.is_dir() or path.suffix not in TABLES:
         raise InputError(
             f"can't read {source!r}: this model reads texts; allowed: {', '.join(TABLES)} files, "

@@ -13,6 +13,7 @@ from ..store.read import StrPath, read_all
 from ..store.selection import metric_of
 from .cells import text_tables
 from .differences import ahead_of, comparable_entries, difference_table
+from .select import choose
 from .table import Table, table
 from .text import TextTable, whole
 from .untrained import untrained_notes
@@ -94,7 +95,7 @@ def against(
     if method not in (labels := [entry.label for members in groups for entry in members]):
         raise unknown("method", method, labels)
     members = next(group for group in groups if method in [entry.label for entry in group])
-    leads = ahead_of(method, members, metric)
+    leads = ahead_of(method, members, metric, choose(members).seeds)
     compared = {method, *(one.method for one in leads)}
     others = [label for label in labels if label not in compared]
     if not leads:

@@ -127,13 +127,16 @@ class MethodResults:
     is_fair: bool
 
     @staticmethod
-    def of(entry: Entry, metric: Metric, split: HeldOut = "test") -> MethodResults:
-        """Return those of the personal models at the reported rounds."""
+    def of(
+        entry: Entry, metric: Metric, split: HeldOut = "test", seeds: Sequence[int] = ()
+    ) -> MethodResults:
+        """Return those of the personal models at the reported rounds, with these ``seeds`` (none:
+        all)."""
         sign = 1 if higher_is_better(metric) else -1
         found, untrained = dict[Division, ByClient](), dict[Division, Collection[str]]()
         for trial, selected in reported(entry):
             evaluation = by_round(trial, "personal", split).get(selected.round)
-            if evaluation is None:
+            if evaluation is None or (seeds and trial.seed not in seeds):
                 continue
             name = entry.run.partitions[trial.seed].name
             division = division_of(entry.run, trial.seed)
@@ -201,10 +204,12 @@ class MethodResults:
         )
 
 
-def ahead_of(reference: str, members: Sequence[Entry], metric: Metric) -> list[Difference]:
-    """Return how far each other method is ahead of ``reference`` on test data, the farthest first,
-    without those that have no client in common with it."""
-    results = {entry.label: MethodResults.of(entry, metric) for entry in members}
+def ahead_of(
+    reference: str, members: Sequence[Entry], metric: Metric, seeds: Sequence[int]
+) -> list[Difference]:
+    """Return how far each other method is ahead of ``reference`` on test data, with these ``seeds``
+    (none: all), the farthest first, without those that have no client in common with it."""
+    results = {one.label: MethodResults.of(one, metric, seeds=seeds) for one in members}
     base = results.pop(reference)
     leads = [lead for one in results.values() if (lead := one.ahead(base)) is not None]
     return sorted(leads, key=lambda one: -one.value)

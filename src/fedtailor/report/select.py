@@ -77,13 +77,15 @@ class Choice:
     """The choice of a method by validation data.
 
     ``scores`` are the mean results of the methods' personal models by ``metric`` over clients and
-    seeds, each seed at its reported round; ``left_out`` says why a method has none.
+    seeds, each seed at its reported round; ``left_out`` says why a method has none. ``seeds`` are
+    those by which it is chosen; none: each run's own.
     """
 
     entries: Sequence[Entry]
     metric: Metric
     scores: Mapping[str, float]
     left_out: Mapping[str, str]
+    seeds: Sequence[int]
 
     def best(self, method: str | None = None) -> Entry | None:
         """The entry with the best score, the first of equals, of those of ``method`` (None: of
@@ -112,7 +114,7 @@ def choose(members: Sequence[Entry]) -> Choice:
             left_out[entry.label] = score
         else:
             scores[entry.label] = score
-    return Choice(members, metric, scores, left_out)
+    return Choice(members, metric, scores, left_out, sorted(seeds))
 
 
 def _score(entry: Entry, metric: Metric, seeds: Sequence[int]) -> float | str:
@@ -125,6 +127,13 @@ def _score(entry: Entry, metric: Metric, seeds: Sequence[int]) -> float | str:
     found = [validated(trials[seed], "personal", select_by(entry.run)) for seed in seeds]
     value = rounded(mean(summary(one[1], metric).mean if one else math.nan for one in found))
     return "has no validation results" if math.isnan(value) else value
+
+
+def has_all(run: Run) -> bool:
+    """Whether each method of a run has begun with each seed."""
+    begun = {(trial.label, trial.seed) for trial in run.trials}
+    labels = [method["label"] for method in run.experiment["methods"]]
+    return begun >= {(label, seed) for label in labels for seed in run.experiment["seeds"]}
 
 
 def reported(entry: Entry, model: Model = "personal") -> list[tuple[Trial, SelectedRound]]:

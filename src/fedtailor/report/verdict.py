@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from ..store.metrics import Metric, is_percentage
 from ..store.read import attack_of
 from ..store.selection import by_round
-from .differences import FEWEST, Difference, MethodResults, ahead_of
+from .differences import FEWEST, Difference, HeldOut, MethodResults, ahead_of
 from .names import MAX_NAMES, NO_ATTACK, attack_name, client_name, in_prose
 from .numbers import bare
 from .rows import Row
-from .select import Choice, Entry, choose, reported
+from .select import Choice, Entry, choose, has_all, reported
 from .text import option
 from .untrained import ALONE, unequal_turns
+
+_HELD_OUT: tuple[HeldOut, ...] = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
     alone = choice.best(ALONE) or next(iter(all_alone), None)
     unequal = unequal_turns(alone) if alone else None
     measure = None if unequal else alone
-    against_alone = ahead_of(measure.label, entries, metric) if measure else []
-    differences = _ahead_of_all(best, entries, metric) if best else []
-    worse_off = [*_worse_off(best, measure, metric)] if best and measure else []
+    against_alone = ahead_of(measure.label, entries, metric, choice.seeds) if measure else []
+    differences = _ahead_of_all(best, choice, metric) if best else []
+    worse_off = [*_worse_off(best, measure, metric, choice.seeds)] if best and measure else []
     poor = [row.label for row in rows if row.personal_model and row.personal_model.did_not_learn]
     text = [
         _best(choice, best, differences),
@@ -85,9 +87,10 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
     )
 
 
-def _ahead_of_all(best: Entry, entries: Sequence[Entry], metric: Metric) -> list[Difference]:
-    ours = MethodResults.of(best, metric)
-    others = [MethodResults.of(entry, metric) for entry in entries if entry is not best]
+def _ahead_of_all(best: Entry, choice: Choice, metric: Metric) -> list[Difference]:
+    found = {one.label: MethodResults.of(one, metric, seeds=choice.seeds) for one in choice.entries}
+    ours = found.pop(best.label)
+    others = [*found.values()]
     leads = [lead for one in others if (lead := ours.ahead(one)) is not None]
     return sorted((one for one in leads if one.is_fair), key=lambda one: one.value)
 
@@ -95,6 +98,9 @@ def _ahead_of_all(best: Entry, entries: Sequence[Entry], metric: Metric) -> list
 def _best(choice: Choice, best: Entry | None, differences: Sequence[Difference]) -> str:
     """Say which method is best on validation data, and how clearly on test data."""
     if best is None:
+        trials = [trial for entry in choice.entries for trial in entry.trials]
+        if not any(by_round(trial, "personal", split) for trial in trials for split in _HELD_OUT):
+            return "No round has been evaluated yet, so none is named the best."
         return (
             "No method has validation results to choose it by (split.validation), so none is named "
             "the best."
@@ -111,7 +117,10 @@ def _best(choice: Choice, best: Entry | None, differences: Sequence[Difference])
         if (names := [one.over for one in differences if one.words in found])
     ]
     on_test = f"; on test data it is {', '.join(said)}" if said else ""
-    return f"{best.label} is best on validation data ({value}){on_test}."
+    tied = [k for k, v in choice.scores.items() if v == choice.scores[best.label]]
+    tied.remove(best.label)
+    as_good = f", as good as {in_prose(tied)}, by the order in the file" if tied else ""
+    return f"{best.label} is best on validation data ({value}){as_good}{on_test}."
 
 
 def _losses(
@@ -136,8 +145,9 @@ def _losses(
         yield f"Clearly worse than training alone: {in_prose(behind)}."
 
 
-def _worse_off(best: Entry, alone: Entry, metric: Metric) -> Iterator[str]:
-    clients = MethodResults.of(best, metric).by_client(MethodResults.of(alone, metric))
+def _worse_off(best: Entry, alone: Entry, metric: Metric, seeds: Sequence[int]) -> Iterator[str]:
+    ours, theirs = (MethodResults.of(one, metric, seeds=seeds) for one in (best, alone))
+    clients = ours.by_client(theirs)
     several = len({seed for _, seed in clients}) > 1
     worst = sorted((value, *key) for key, value in clients.items() if value < 0)
     for value, client, seed in worst[:MAX_NAMES]:
@@ -172,6 +182,8 @@ def _warnings(
             )
     if not all(trial.commit.ended for entry in entries for trial in entry.trials):
         yield "Training has not ended, so the order may change."
+    elif not all(has_all(entry.run) for entry in entries):
+        yield "Some methods or seeds have not begun, so the order may change."
     elif short := [entry.label for entry in entries if _last_is_best(entry)]:
         yield f"More rounds may change the order: the last one is the best of {in_prose(short)}."
     if poor:
@@ -195,7 +207,7 @@ def _command(
     """The command that goes on with a run that has not ended, or else predicts with ``best``."""
     if not all(trial.commit.ended for entry in entries for trial in entry.trials):
         return shlex.join(["fedtailor", "run", runs[0]]) if len(runs) == 1 else ""
-    if best is None or is_poor:
+    if best is None or is_poor or not all(has_all(entry.run) for entry in entries):
         return ""
     words = ["fedtailor", "predict", str(best.run.path)]
     words += option("--method", best.trials[0].label)

@@ -230,7 +230,11 @@ class Result:
             best.label,
             choice.metric,
             choice.scores[best.label],
-            tuple(selected.round for _, selected in reported(best)),
+            tuple(
+                selected.round
+                for trial, selected in reported(best)
+                if trial.seed in (choice.seeds or [trial.seed])
+            ),
             choice.scores,
             {label: one.share for label, one in untrained.items() if one is not None},
         )

@@ -59,14 +59,15 @@ class CommittedRound:
         split: Literal["validation", "test"] = "validation",
     ) -> float | None:
         """The mean over clients of ``metric`` (None: `select`) after this round; None if it was not
-        evaluated, or no client has examples.
+        evaluated, or is defined for no client.
 
         Raises:
             InputError: the run has no such metric.
         """
         for one in self.round.evaluations:
             if (one.model, one.split) == (model, split) and any(one.num_examples):
-                return summary(one, metric or self.select).mean
+                found = summary(one, metric or self.select)
+                return found.mean if found.clients else None
         return None
 
 
@@ -95,7 +96,9 @@ class EarlyStopping:
             trial = read_trial(done.folder, done.label, "", done.seed)
             evaluated = by_round(trial, self.model, "validation")
             self._scores[done.folder] = {
-                number: summary(one, done.select).mean for number, one in evaluated.items()
+                number: found.mean
+                for number, one in evaluated.items()
+                if (found := summary(one, done.select)).clients
             }
         scores = self._scores[done.folder]
         scores[done.number] = score

@@ -29,10 +29,16 @@ def changed(content: dict[str, Any], settings: Settings) -> dict[str, Any]:
         chosen_pairs |= dotted(table_of(presets[name], f"presets.{name}"))
     pairs = {**chosen_pairs, **pairs}
     keep = pairs.pop("methods", None)
+    present = [*content.get("methods", ())]
+    parts = {key: _parts(key, present) for key in pairs}
     for key, value in pairs.items():
-        set_dotted(content, key, value)
+        set_dotted(content, parts[key], value)
     if keep is not None:
         content["methods"] = _chosen(table_of(content.get("methods", {}), "methods"), keep)
+        known = [*present, *content["methods"]]
+        for path in parts.values():
+            if path[0] == "methods" and path[1] not in known:  # else it would be dropped unseen
+                raise unknown("method", path[1], known, where=".".join(path))
     return content
 
 
@@ -61,14 +67,29 @@ def _setting(text: str) -> tuple[str, Any]:
     return key.strip(), content
 
 
-def set_dotted(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set ``key`` (dotted) of nested tables, in place."""
-    *parents, last = key.split(".")
-    for parent in parents:
-        content = content.setdefault(parent, {})
-        if not isinstance(content, dict):
-            raise InputError(f"can't set {key!r}: {parent!r} is a value, not a table")
-    content[last] = value
+def _parts(key: str, labels: Sequence[Any]) -> list[str]:
+    """The parts of a dotted key; a method's label may have a dot, too.
+
+    >>> _parts('methods."lr0.1".rank', ["lr0.1"]), _parts("methods.fedavg.rank", ["lr0.1"])
+    (['methods', 'lr0.1', 'rank'], ['methods', 'fedavg', 'rank'])
+    """
+    parts = key.replace('"', "").split(".")
+    for end in range(len(parts), 2, -1):
+        if parts[0] == "methods" and ".".join(parts[1:end]) in labels:
+            return ["methods", ".".join(parts[1:end]), *parts[end:]]
+    return parts
+
+
+def set_dotted(content: dict[str, Any], key: str | Sequence[str], value: Any) -> None:
+    """Set ``key`` (dotted, or its parts) of nested tables, in place."""
+    parts = key.split(".") if isinstance(key, str) else list(key)
+    table: Any = content
+    for parent in parts[:-1]:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            name = ".".join(parts)
+            raise InputError(f"can't set {name!r}: {parent!r} is a value, not a table")
+    table[parts[-1]] = value
 
 
 def _chosen(methods: Mapping[str, Any], labels: Any) -> dict[str, Any]:

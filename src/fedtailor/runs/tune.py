@@ -229,27 +229,24 @@ def _check_size(tuning: Tuning, label: str, space: Space) -> None:
 def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
     """Run every candidate into ``out``; what is there is not run again. In the end
     ``candidates.jsonl`` holds all outcomes, and ``best.toml`` the experiment with the best settings
-    of each method."""
+    of each method, without those of which all have diverged."""
     outcomes: list[Outcome] = []
     for label in tuning.spaces:
         for outcome in _search_one(tuning, label, out):
             outcomes.append(outcome)
             yield outcome
-    chosen = {label: best(outcomes, label) for label in tuning.spaces}
-    lines = [as_json({**o.__dict__, "chosen": o is chosen[o.label]}) + "\n" for o in outcomes]
+    found = {label: best(outcomes, label) for label in tuning.spaces}
+    chosen = {label: one for label, one in found.items() if one is not None}
+    lines = [as_json({**o.__dict__, "chosen": o is found[o.label]}) + "\n" for o in outcomes]
     write_atomically(out / "candidates.jsonl", "".join(lines).encode())
-    write_atomically(out / "best.toml", _best_file(tuning, chosen).encode())
+    if chosen:
+        write_atomically(out / "best.toml", _best_file(tuning, chosen).encode())
 
 
-def best(outcomes: Sequence[Outcome], label: str) -> Outcome:
-    """The outcome of the highest score, the earliest of equals; InputError where all diverged."""
-    of_label = [o for o in outcomes if o.label == label]
-    finite = [o for o in of_label if o.score is not None]
-    if not finite:
-        raise InputError(
-            f"all {len(of_label)} candidates of {label} diverged; the last: {of_label[-1].diverged}"
-        )
-    return max(finite, key=lambda o: (o.score, -o.number))
+def best(outcomes: Sequence[Outcome], label: str) -> Outcome | None:
+    """The outcome of the highest score, the earliest of equals; None where all diverged."""
+    finite = [o for o in outcomes if o.label == label and o.score is not None]
+    return max(finite, key=lambda o: (o.score, -o.number), default=None)
 
 
 def _search_one(tuning: Tuning, label: str, out: Path) -> Iterator[Outcome]:
@@ -308,7 +305,8 @@ def _evaluate(
     done = read_run(folder)
     metric = metric_of([done])
     higher = higher_is_better(metric)
-    evaluated = by_round(done.trials[0], "personal", "validation")
+    (trial,) = (one for one in done.trials if one.seed == tuning.seed)  # others were added to it
+    evaluated = by_round(trial, "personal", "validation")
     means = {round_: summary(evaluations, metric).mean for round_, evaluations in evaluated.items()}
     round_ = best_round(means, higher_is_better=higher)
     if math.isnan(means[round_]):
@@ -318,7 +316,8 @@ def _evaluate(
 
 
 def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
-    methods = dict(tuning.experiment.methods)
+    lost = tuning.spaces.keys() - chosen.keys()
+    methods = {k: one for k, one in tuning.experiment.methods.items() if k not in lost}
     for label, outcome in chosen.items():
         methods |= _with(tuning.experiment, label, outcome.settings).methods
     name = f"{tuning.experiment.name}-tuned"  # else it would go on with the first experiment's run

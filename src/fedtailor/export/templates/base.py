@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import re
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -218,7 +219,7 @@ def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) 
         raise OSError(EINVAL, "it is not UTF-8 text", str(file)) from None
     if file.suffix == ".txt" and not pair:
         return content.removesuffix("\n").split("\n")
-    separator = max(",;\t", key=content.partition("\n")[0].count)
+    separator = max(",;\t", key=re.sub(r'"[^"]*"', "", content.partition("\n")[0]).count)
     reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=separator)
     names, rows = reader.fieldnames or [], list(reader)
     if not rows:
