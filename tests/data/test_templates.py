@@ -11,7 +11,7 @@ import transformers
 
 import fedtailor as ft
 from fedtailor.cli.main import main
-from fedtailor.data.templates import Template, fill
+from fedtailor.data.templates import Template, fill, left_over
 from fedtailor.errors import InputError
 from tests import kinds
 
@@ -59,6 +59,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_a_prompt_has_said_is_not_said_again() -> None:
+    templates = [Template(("a",), "where {context} now")]
+    cells = left_over(templates, ["one", "two"], ["a", "b"], "context")
+    assert cells == [None, "two"]
+    assert left_over(templates, ["one", "two"], ["a", "b"], "system") == ["one", "two"]
+    assert left_over(templates, None, ["a", "b"], "") is None
+
+
 def test_a_prompt_has_the_cells_of_its_row() -> None:
     columns: dict[str, list[Any]] = {"a": ["x", None], "b": [1, 2.5]}
     one = Template(("north",), "{{{a}}} is {b}, {a}?")
@@ -73,6 +81,7 @@ def test_a_prompt_has_the_cells_of_its_row() -> None:
         ({"clients": ["a"], "prompt": "the same"}, "needs the names of clients, and a column"),
         ({"clients": [], "prompt": "{thing}"}, "needs the names of clients, and a column"),
         ({"clients": ["a"], "prompt": "{thing"}, "expected '}'"),
+        ({"clients": ["a"], "prompt": "{thing:.3}"}, "a column's name alone stands in braces"),
         ({"clients": ["where"], "prompt": "{think}"}, "'think'.*did you mean 'thing'"),
         ({"clients": ["where", "lang"], "prompt": "{thing}"}, "'lang'.*did you mean 'long'"),
         ({"clients": ["where"] * 2, "prompt": "{thing}"}, "has client 'where' twice"),

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import transformers
+from torch import nn
 
 import fedtailor as ft
 from fedtailor.cli.main import main
@@ -20,6 +21,7 @@ from fedtailor.models.chat import TEMPLATES
 from fedtailor.objectives import Instruct
 from fedtailor.objectives.instruct import turns_of
 from fedtailor.objectives.objective import IGNORED
+from fedtailor.task.backbone import Backbone
 from tests.models.small import CAUSAL, DECODERS, save
 
 TASK = Instruct()
@@ -88,7 +90,46 @@ def test_of_a_long_conversation_the_last_answer_stays(
     assert kept in text
 
 
+def test_the_named_chatml_is_chatml_to_the_letter(tokenizer: Any) -> None:
+    made = [
+        tokenizer.apply_chat_template(CHAT[:-1], chat_template=one, tokenize=False, **more)
+        for one in (CHATML, TEMPLATES["chatml"])
+        for more in ({}, {"add_generation_prompt": True})
+    ]
+    assert made[0].count("<|im_end|>\n<|im_start|>") == 3
+    assert made[:2] == made[2:]
+
+
+def test_the_token_that_ends_a_turn_ends_an_answer(tokenizer: Any) -> None:
+    """Whatever the tokenizer's end of a text is; not where the template has no such token."""
+    kept, tokenizer.eos_token = tokenizer.eos_token, "[PAD]"
+    try:
+        for template, ends in ((CHATML, {"<|im_end|>"}), (TEMPLATES["alpaca"], {"[PAD]"})):
+            tokenizer.chat_template = template
+            found = TASK.turn_ends(tokenizer)
+            assert {*tokenizer.convert_ids_to_tokens([*found])} == ends
+            assert Backbone(nn.Identity(), TASK, tokenizer=tokenizer).ends >= found
+        tokenizer.chat_template = None
+        assert not TASK.turn_ends(tokenizer)
+    finally:
+        tokenizer.eos_token = kept
+
+
+def test_a_conversation_may_begin_with_the_assistant(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHATML
+    for turns in (CHAT[2:3], CHAT[2:4]):
+        assert learned(tokenizer, turns)[1] == "is free<|im_end|>"
+        (one,) = TASK.encode([json.dumps(turns)], None, tokenizer, 99)
+        prompt, _ = TASK.exercise(one.ids, one.labels)
+        assert len(prompt) == 2  # its header
+
+
 def test_rows_of_every_form_are_the_same_conversation() -> None:
+    rows = [CHAT[1:], CHAT]
+    assert TASK.joined(["messages", "system"], None, None, None) == ("system", "messages")
+    found = TASK.conversations([["you work here", "others"], rows])
+    assert list(map(json.loads, found)) == [CHAT, CHAT]  # its own stays
+    assert turns_of("[]") == [{"role": "user", "content": "[]"}]
     whole = json.dumps(CHAT[:3])
     shared = [
         {"from": "system", "value": "you work here"},

@@ -32,6 +32,15 @@ def tokenizer() -> Any:
     return transformers.AutoTokenizer.from_pretrained(kinds.model("preference"))
 
 
+def test_a_conversation_as_json_is_a_prompt(tokenizer: Any) -> None:
+    """As an endpoint for chats has it."""
+    turns = [{"role": "user", "content": "a bed"}]
+    (asked,) = (json.loads(one)["prompt"] for one in TASK.conversations([[json.dumps(turns)]]))
+    assert asked == turns
+    (row,) = TASK.conversations([None, ["a bed"], [1], [2]])
+    assert json.loads(row)["chosen"] == [{"role": "assistant", "content": "2"}]
+
+
 def test_rows_of_every_form_are_the_same() -> None:
     names = TASK.joined(["id", "rejected", "chosen", "prompt"], None, None, None)
     assert names == ("", "prompt", "rejected", "chosen")
@@ -90,6 +99,9 @@ def test_the_answers_with_their_ends_are_compared(tokenizer: Any) -> None:
     )  # fmt: skip
     for alike in (YES, []):
         assert _answers(tokenizer, 10, rejected=alike) == ([], [], False)
+    near = [{"role": "assistant", "content": "has a left"}]
+    assert _answers(tokenizer, 4, rejected=near)[0]
+    assert _answers(tokenizer, 3, rejected=near) == ([], [], False)  # alike after the cut
     (prompt,) = TASK.encode_prompts([json.dumps(WHOLE)], tokenizer, 10)
     assert tokenizer.decode(prompt.ids) == "[CLS] the ward [SEP]"
 

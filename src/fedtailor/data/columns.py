@@ -18,7 +18,7 @@ from .config import DataConfig
 from .names import check_names
 from .roles import check_roles, find_column, named_pair, usual_column
 from .table import Indices
-from .templates import fill
+from .templates import fill, left_over
 
 _IMAGE = ("image", "img")
 _TEXT = ("string", "large_string")
@@ -171,14 +171,16 @@ def joined_inputs(
         )
     cells = [cells_of(name) if name else None for name in used]
     if fills and config.client is not None:
-        if len(used) == 1:
+        if len(used) < 3:
             raise InputError(
-                f"data.templates are for columns of prompts and answers; column {used[0]!r} holds "
+                f"data.templates are for columns of prompts and answers; column {used[-1]!r} holds "
                 "whole conversations"
             )
         owners = cells_of(config.client)
         prompts = cells[-3] or [None] * len(owners)
         cells[-3] = fill(config.templates, prompts, owners, every, cells_of)
+        for at in (-4, -2):  # what a template has said is not said again
+            cells[at] = left_over(config.templates, cells[at], owners, used[at])
     return objective.conversations(cells)
 
 

@@ -25,6 +25,8 @@ class Template:
         """Raise InputError where there is no client, or the prompt says the same of every row."""
         try:
             has_columns = bool(self.columns)
+            if any(form or turned for _, _, form, turned in _PARTS.parse(self.prompt)):
+                raise ValueError("a column's name alone stands in braces")
         except ValueError as error:
             raise InputError(f"data.templates: {brief(self.prompt, 60)}: {error}") from None
         if not self.clients or not has_columns:
@@ -44,6 +46,17 @@ class Template:
         texts = iter("" if cell is None or cell != cell else str(cell) for cell in cells)
         parts = _PARTS.parse(self.prompt)
         return "".join(text + ("" if name is None else next(texts)) for text, name, _, _ in parts)
+
+
+def left_over(
+    templates: Sequence[Template], cells: Sequence[Any] | None, clients: Sequence[Any], column: str
+) -> list[Any] | None:
+    """Return the cells of a ``column``, without those that a template has in its prompt."""
+    names = {client for one in templates if column in one.columns for client in one.clients}
+    if cells is None:
+        return None
+    pairs = zip(cells, clients, strict=True)
+    return [None if str(client).strip() in names else cell for cell, client in pairs]
 
 
 def fill(

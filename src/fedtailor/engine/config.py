@@ -72,6 +72,9 @@ class EvaluateConfig:
     by_client: tuple[ClientMetric, ...] = ()
 
     def __post_init__(self) -> None:
+        named = [name for one in self.by_client for name in one.clients]
+        if twice := [name for name in named if named.count(name) > 1]:
+            raise InputError(f"evaluate.by_client has client {twice[0]!r} twice")
         if self._writes_every % self.every:
             raise InputError(
                 f"evaluate.generate.every = {self.generate.every}: texts are written in "

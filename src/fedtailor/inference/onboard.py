@@ -238,11 +238,12 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
     scaled = "scale" in objective_of(task).settings
     config = replace(
-        source.config(ours), task=task, limit=None, skip=0, limit_test=None,
+        source.config(replace(ours, templates=())), task=task, limit=None, skip=0, limit_test=None,
         classes=tuple(trained.data["classes"]),
         scale=tuple(trained.data["scale"])[:2] if scaled else (),
     )  # fmt: skip
-    config = replace(config, client=config.client or _client_column(config, ours.client))
+    column = config.client or _client_column(config, ours.client)
+    config = replace(config, client=column, templates=ours.templates if column else ())
     columns = source.columns or read_columns(config)
     where = config.path or "the data"
     columns, others = columns_of_client(columns, client, where)

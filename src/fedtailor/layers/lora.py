@@ -122,7 +122,7 @@ def dora_ratio(m: Tensor, W: Tensor, A: Tensor, B: Tensor) -> Tensor:
     tensor([2.])
     """
     norms: Tensor = (W + B @ A).detach().norm(dim=1)
-    return m / norms
+    return torch.where(norms > 0, m / norms, 1.0)  # a row of zeros has no direction
 
 
 def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:

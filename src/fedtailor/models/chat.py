@@ -17,7 +17,8 @@ TEMPLATES = {
         "{% for message in messages %}<|im_start|>{{ message.role }}\n"
         "{% if message.role == 'assistant' %}"
         + _ANSWER.replace("END", "'<|im_end|>'")
-        + "{% else %}{{ message.content }}<|im_end|>{% endif %}\n{% endfor %}"
+        # a newline after a block is cut where templates are rendered
+        + "{% else %}{{ message.content }}<|im_end|>{% endif %}{{ '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
 }

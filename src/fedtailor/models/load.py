@@ -21,7 +21,7 @@ from ..task.batch_norm import BatchNormMode
 from ..task.quantised import quantise_layers, quantised
 from ..user_code import load, own_faults
 from .blocks import ALL_LINEAR, find_blocks, find_head
-from .chat import chat_template
+from .chat import TEMPLATES, chat_template
 from .cnn import Network
 from .config import MOST_SIDE, ModelConfig
 from .inputs import ImageInputs, ModuleInputs, Prepare
@@ -180,7 +180,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
             tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
     if config.chat_template is not None:
-        tokenizer.chat_template = chat_template(config.chat_template)
+        template, bos = chat_template(config.chat_template), tokenizer.bos_token_id
+        if config.chat_template in TEMPLATES and tokenizer("a")["input_ids"][:1] == [bos]:
+            template = "{{ bos_token }}" + template  # as all texts of this tokenizer begin
+        tokenizer.chat_template = template
     return tokenizer
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed
 from .causal_lm import CausalLM
-from .cells import parsed
+from .cells import is_blank, parsed
 from .encoding import Example, Tokenizer, Values
 from .objective import IGNORED, Roles
 from .writing import Ids
@@ -25,6 +25,7 @@ PROMPT = ("instruction", "prompt", "question")  # and of the columns of one turn
 _CONTEXT = ("input", "context")
 _ANSWER = ("output", "response", "completion", "answer")
 SYSTEM = "system"
+_WORD = "Zq9"  # that no template has
 
 Turns = list[dict[str, str]]
 """The messages of a conversation, each with its ``role`` and ``content``."""
@@ -45,16 +46,17 @@ class Instruct(CausalLM):
         self, columns: Sequence[str], text: str | None, second: str | None, answer: str | None
     ) -> tuple[str, ...]:
         """Return which columns a conversation is made of, by usual names where none is given: that
-        of messages, or system prompt, prompt, context and answer."""
+        of messages, perhaps after one of system prompts; or system prompt, prompt, context and
+        answer."""
 
         def usual(name: str | None, names: Sequence[str]) -> str:
             return name or next((one for one in names if one in columns), "")
 
         is_parts = text in PROMPT or usual(None, _ANSWER)
         is_whole = text in (None, *_WHOLE) or not is_parts
-        if is_whole and not (second or answer) and (whole := usual(text, _WHOLE)):
-            return (whole,)
         system = usual(None, (SYSTEM,))
+        if is_whole and not (second or answer) and (whole := usual(text, _WHOLE)):
+            return (system, whole) if system else (whole,)
         prompt, context = usual(text, PROMPT), usual(second, _CONTEXT)
         context = "" if context == prompt else context
         return system, prompt, context, usual(answer, _ANSWER)
@@ -62,8 +64,13 @@ class Instruct(CausalLM):
     def conversations(self, columns: Sequence[Sequence[Any] | None]) -> list[str]:
         """Return the rows of the columns that `joined` names as JSON; None for one that is absent.
         Raises InputError where a row is no conversation."""
-        if len(columns) == 1:
-            return [_written(turns_of(cell, row)) for row, cell in enumerate(columns[0] or (), 1)]
+        if len(columns) < 3:
+            cells, systems = columns[-1] or (), columns[0] if columns[1:] else None
+            found = [turns_of(cell, row) for row, cell in enumerate(cells, 1)]
+            for turns, system in zip(found, systems or (), strict=False):
+                if turns[0]["role"] != SYSTEM and not is_blank(system):
+                    turns.insert(0, {"role": SYSTEM, "content": str(system)})
+            return list(map(_written, found))
         rows = max(len(column) for column in columns if column is not None)
         whole = [[None] * rows if column is None else column for column in columns]
         return [
@@ -142,10 +149,21 @@ class Instruct(CausalLM):
         learned = np.array(targets) != IGNORED
         end = int(np.flatnonzero(learned)[-1]) + 1
         start = end - int(np.append(learned[:end][::-1], False).argmin())
+        start = max(1, start)  # something must stand before
         return ids[:start], ids[start:end]
 
     def described(self) -> dict[str, Any]:
         return {"chat": True}
+
+    def turn_ends(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Return the special token with which the chat template ends an answer."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _WORD}]
+        try:
+            after = rendered(turns, tokenizer, 1).rpartition(_WORD)[2]
+        except InputError:  # it has no template, or not for these
+            return frozenset()
+        first: list[int] = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
+        return frozenset(token for token in first if token in tokenizer.added_tokens_decoder)
 
 
 def turns_of(value: Any, row: int = 1) -> Turns:
@@ -156,8 +174,7 @@ def turns_of(value: Any, row: int = 1) -> Turns:
     [{'role': 'user', 'content': 'Hello'}]
     """
     if isinstance(value, str):
-        found = parsed(value) if value.lstrip()[:1] == "[" else None
-        if not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
+        if not (found := _messages(value)):
             return [{"role": "user", "content": value}]
         value = found
     if isinstance(value, dict):
@@ -179,6 +196,13 @@ def turns_of(value: Any, row: int = 1) -> Turns:
     return turns
 
 
+def _messages(text: str) -> list[Any]:
+    """The messages that a text has as JSON or as Python writes them; none where it has others."""
+    found = parsed(text) if text.lstrip()[:1] == "[" else None
+    is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    return list(found) if is_list and found is not None else []
+
+
 def _written(turns: Turns) -> str:
     text = json.dumps(turns, ensure_ascii=False)
     return text.encode(errors="replace").decode()  # half a character is none
@@ -191,6 +215,8 @@ def of_cells(cells: Sequence[Any], row: int) -> Turns:
     for cell, role in zip(cells, (SYSTEM, "user", "context", "assistant"), strict=True):
         if isinstance(cell, list | tuple) and cell and all(isinstance(one, str) for one in cell):
             cell = cell[0]
+        if role == "user" and isinstance(cell, str):
+            cell = _messages(cell) or cell
         text = "" if cell is None or cell != cell else str(cell)
         if isinstance(cell, list | tuple | dict):
             turns += turns_of(cell, row)
@@ -217,8 +243,11 @@ def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], li
     spans = []
     for number, turn in enumerate(turns):
         if turn["role"] == "assistant":
-            before = rendered(turns[:number], tokenizer, row, prompt=True) if number else ""
             after = rendered(turns[: number + 1], tokenizer, row)
+            if number:
+                before = rendered(turns[:number], tokenizer, row, prompt=True)
+            else:  # templates refuse an empty conversation: what stands before its first words
+                before = after[: max(0, after.find(turn["content"]))]
             if not (text.startswith(after) and after.startswith(before)):
                 raise InputError(
                     "the chat template writes earlier turns otherwise once others follow; give "

@@ -157,6 +157,10 @@ class Objective(ABC):
         ``targets`` ``[n, ...]`` and finite `predictions` ``[n, ...]``."""
         raise NotImplementedError
 
+    def turn_ends(self, tokenizer: Any) -> frozenset[int]:
+        """Return the tokens that end an answer beside the tokenizer's own."""
+        return frozenset()
+
     def described(self) -> dict[str, Any]:
         """Return what `exported` needs to know, for the description of an export."""
         return {}

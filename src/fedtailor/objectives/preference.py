@@ -139,6 +139,9 @@ class Preference(Instruct):
             over = max(len(one.ids) for one in found) - max_length
             drop = max(0, min(over, min(starts) - 1))
             both = [one.ids[drop:][:max_length] for one in found]
+            if both[0] == both[1]:  # after the cut
+                yield Example([])
+                continue
             begins = [max(0, min(at - drop, max_length - 1)) for at in starts]
             yield Example([*both[0], *both[1]], over > 0, None, begins, [*map(len, both)])
 
@@ -214,6 +217,8 @@ def _written(system: Any, prompt: Any, rejected: Any, chosen: Any, *, row: int) 
 
 def _answer(cell: Any, row: int) -> Turns:
     """The messages of an answer; none of an empty one."""
+    if isinstance(cell, int | float) and cell == cell:
+        cell = str(cell)
     if isinstance(cell, str) and not (cell.lstrip()[:1] == "[" and isinstance(parsed(cell), list)):
         return [] if is_blank(cell) else [{"role": "assistant", "content": cell}]
     return [] if cell is None or cell != cell or not len(cell) else turns_of(cell, row)

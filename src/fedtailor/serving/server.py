@@ -158,9 +158,10 @@ class _Handler(BoundedHandler):
         given = {name: value for name, value in content.items() if value is not None}
         for name, value in given.items():
             if name in _ALLOWED:
-                if value != _ALLOWED[name]:
+                only = _ALLOWED[name]
+                if value != only or isinstance(value, bool) != isinstance(only, bool):
                     raise _wrong(name, value, f"answers have the most probable tokens; allowed: "
-                                 f"{_ALLOWED[name]}")  # fmt: skip
+                                 f"{only}")  # fmt: skip
             elif name not in _FIELDS[self.path]:
                 allowed = ", ".join(sorted({*_FIELDS[self.path], *_ALLOWED}))
                 raise _wrong(name, value, f"there is no such field here; allowed: {allowed}")
@@ -194,7 +195,7 @@ class _Handler(BoundedHandler):
                 roles = ", ".join(_ROLES)
                 raise _wrong("messages", one, f"each has a text as content, and a role of {roles}")
             turns.append({"role": role, "content": text})
-        if not turns or turns[-1]["role"] == "assistant":
+        if not turns or turns[-1]["role"] != "user":
             raise _wrong("messages", messages, "it is a list that ends with what the user says")
         return json.dumps(turns)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any
 
 import torch
@@ -82,13 +83,15 @@ class Backbone:
     exact: Callable[[], Backbone] | None = field(default=None, repr=False, compare=False)
     lora: LoRAOptions = LoRAOptions()
 
-    @property
+    @cached_property
     def ends(self) -> frozenset[int]:
-        """The tokens that end a text: the tokenizer's, and of those that the model's generation
-        config names the special ones. None without a tokenizer."""
+        """The tokens that end a text: the tokenizer's, of those that the model's generation config
+        names the special ones, and that which ends an answer in a conversation. None without a
+        tokenizer."""
         if self.tokenizer is None:
             return frozenset()
         named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         special = {*(named if isinstance(named, list) else [named])}
         special &= self.tokenizer.added_tokens_decoder.keys()
-        return frozenset(special | {self.tokenizer.eos_token_id} - {None})
+        usual = frozenset(special | {self.tokenizer.eos_token_id} - {None})
+        return usual | self.objective.turn_ends(self.tokenizer)

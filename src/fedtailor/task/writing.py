@@ -110,10 +110,10 @@ class Spoken:
         """Take a token; whether the text ends here."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character
-            return False
         found = [text.find(stop) for stop in self._stops if stop in text]
         self.has_stopped = bool(found)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and not found:  # half a character
+            return False
         begun = (k for stop in self._stops for k in range(len(stop)) if text.endswith(stop[:k]))
         self._say_rest(text[: min(found) if found else len(text) - max(begun, default=0)])
         return self.has_stopped
