@@ -27,8 +27,8 @@ def exact_match(targets: Right, predictions: Sequence[str]) -> float:
     """The share of answers that are one of the right ones, but for capitals, punctuation and
     articles (Rajpurkar et al., EMNLP 2016). An example has no right answer if "" is right.
 
-    >>> exact_match([["the Nile", "Nile river"], []], ["Nile.", ""])
-    1.0
+    >>> exact_match([["the Nile", "Nile river"], []], ["Nile.", ""]), exact_match([["A"]], [""])
+    (1.0, 0.0)
     """
     return _mean_of_best(targets, predictions, lambda right, said: float(right == said))
 
@@ -52,7 +52,9 @@ def _mean_of_best(targets: Right, predictions: Sequence[str], score: Any) -> flo
 
 
 def _words(text: str) -> list[str]:
-    return _ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    """Its words without articles, unless there are no others: the answer A is an answer."""
+    plain = text.lower().translate(_PUNCTUATION)
+    return _ARTICLE.sub(" ", plain).split() or plain.split()
 
 
 def _f1(right: Sequence[str], said: Sequence[str]) -> float:

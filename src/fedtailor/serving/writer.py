@@ -88,6 +88,8 @@ class Writer(threading.Thread):
                 state = self._models.state(answer.model)
                 prompts = examples_of(opened, [answer.prompt])
                 assert isinstance(prompts, Tokens)
+                if prompts.cut is not None and len(prompts.cut):  # what an encoder reads
+                    raise InputError("the prompt has more tokens than this model reads")
                 answer.ids = prompts[0].tolist()
                 form: Hashable = answer.model
                 if state is not None and shares and count(state) <= _LARGE:
