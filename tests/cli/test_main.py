@@ -79,7 +79,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("run small.toml --set", "argument --set: expected one argument; see fedtailor run --help"),
         ("report x --format svg", "arguments: --format svg; see fedtailor report --help"),
         ("list metods", "invalid choice: 'metods' (choose from 'experiments', 'methods', "),
-        ("layers small.toml --epochs 0", "argument --epochs: 0 is not at least 1"),
+        ("layers small.toml --epochs 0", "argument --epochs: '0': must be a whole number of at"),
         ("deploy x", "argument STEP: invalid choice: 'x'"),
     ],
 )

@@ -116,9 +116,11 @@ def test_it_says_what_is_there_and_what_will_be_trained(finished: Path, tmp_path
     assert progress(tmp_path / "new") == []
 
 
-def test_a_run_that_is_done_says_nothing(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_done_says_so_alone(
+    finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     ft.run(EXPERIMENT, finished, data=digits(), backbone=digits_backbone())
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == f"{finished} is finished: nothing is left to run\n"
 
 
 @pytest.mark.slow
