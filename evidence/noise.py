@@ -212,7 +212,8 @@ Seed 0; lines are 95 % intervals over clients. Epsilon falls, and noise grows, t
 ## The setting
 
 Posts of 20 Newsgroups of at most 24 tokens, MiniLM with LoRA of rank 2 on one layer and a head,
-three rounds of all clients with three epochs each, `clip = 1`, delta 500^-1.1.
+three rounds of all clients with three epochs each, `clip = 1`, delta 500^-1.1:
+`fedtailor run privacy --set privacy.epsilon=3.0`, three minutes a method on one core.
 
 | method | shared, with noise | private, without noise |
 |---|---|---|

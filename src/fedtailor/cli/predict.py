@@ -39,12 +39,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, not csv")
     parser.add_argument(
-        "--max-new-tokens",
-        type=at_least_one,
-        default=32,
-        metavar="N",
+        "--max-new-tokens", type=at_least_one, default=32, metavar="N",
         help="of a language model's text",
-    )
+    )  # fmt: skip
     parser.set_defaults(command=_predict)
 
 

@@ -203,7 +203,7 @@ def first_steps(
     client = cohort[len(cohort) // 2]
     size = plan.local.batch_size
     steps = min(limit, max(1, federation.num_steps(client, LocalConfig(size))))
-    # which spend otherwise than the run
+    # so few steps spend otherwise than the run does
     plan = replace(plan, local=LocalConfig(size, steps=steps), privacy=plan.privacy.endless)
     private = first_states(method, task, federation)(client)
     scale = plan.schedule.factor(1, plan.rounds)

@@ -370,6 +370,6 @@ def configured_method(name: str, settings: Settings = ()) -> Method:
     """
     fields: dict[str, Any] = {}
     for key, value in pairs_of(settings).items():
-        set_dotted(fields, key, value)
+        set_dotted(fields, key.split("."), value)
     label, kind = ("method", "class") if ":" in name else (name, "name")
     return _method(label, {kind: name, **fields})

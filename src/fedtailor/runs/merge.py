@@ -136,10 +136,9 @@ def copy_sparse(source: str, target: str) -> str:
     """Copy a file, without room on the disk for what takes none in ``source``: the private states
     of clients that never trained."""
     with naming(Path(target)), Path(source).open("rb") as old, Path(target).open("wb") as new:
-        os.fchmod(
-            new.fileno(), stat.S_IMODE(os.fstat(old.fileno()).st_mode)
-        )  # before it has anything
-        new.truncate(os.fstat(old.fileno()).st_size)
+        about = os.fstat(old.fileno())
+        os.fchmod(new.fileno(), stat.S_IMODE(about.st_mode))  # a secret stays its owner's
+        new.truncate(about.st_size)
         for start, end in stored_parts(old.fileno()):
             for place in range(start, end, _CHUNK):
                 part = os.pread(old.fileno(), min(_CHUNK, end - place), place)

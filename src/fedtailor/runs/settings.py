@@ -80,9 +80,8 @@ def _parts(key: str, labels: Sequence[Any]) -> list[str]:
     return parts
 
 
-def set_dotted(content: dict[str, Any], key: str | Sequence[str], value: Any) -> None:
-    """Set ``key`` (dotted, or its parts) of nested tables, in place."""
-    parts = key.split(".") if isinstance(key, str) else list(key)
+def set_dotted(content: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+    """Set the key of these ``parts`` in nested tables, in place."""
     table: Any = content
     for parent in parts[:-1]:
         table = table.setdefault(parent, {})

@@ -193,7 +193,7 @@ def _values(where: str, content: Any) -> tuple[Any, ...] | Range:
 def _with(experiment: Experiment, label: str, settings: Mapping[str, Any]) -> Experiment:
     nested: dict[str, Any] = {}
     for key, value in settings.items():
-        set_dotted(nested, key, value)
+        set_dotted(nested, key.split("."), value)
     method = build(experiment.methods[label], nested, f"methods.{label}")
     return replace(experiment, methods={label: method})
 
