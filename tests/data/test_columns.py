@@ -166,6 +166,8 @@ def test_columns_keep_the_clients_rows_alone() -> None:
     assert (own.num_train, own.num_test, own.labels, own.clients) == (1, 1, [1, 3], None)
     assert [one.text for one in omissions] == ["3 rows of other clients, left out"]
     assert columns_of_client(owned(None), "haifa", "new.csv")[0].num_train == 3
+    numbers = [7.0, 8.0, None, 8.0, 7.0]
+    assert columns_of_client(owned(numbers), "8", "new.csv")[0].labels == [1, 3]
 
 
 def test_rows_of_other_clients_alone_are_refused() -> None:

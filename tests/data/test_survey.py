@@ -120,7 +120,7 @@ def test_a_file_without_rows_is_told(tmp_path: Path) -> None:
         survey(str(tmp_path / "visits.parquet"))
 
 
-@pytest.mark.parametrize("clients", [["oslo", "nice", "oslo"], [7, 8, 7]])
+@pytest.mark.parametrize("clients", [["oslo", "nice", "oslo"], [7, 8, 7], [7.0, 8.0, 7.0]])
 @pytest.mark.parametrize("named", [None, "hospital"])
 def test_a_client_column_with_an_empty_cell_is_not_passed_over(
     tmp_path: Path, clients: list[Any], named: str | None

@@ -61,6 +61,12 @@ def test_positions_of_roberta_count_on_from_the_padding_index() -> None:
     assert inputs["real"] is TEXTS["attention_mask"]
 
 
+def test_rotary_positions_limit_the_length() -> None:
+    config = SimpleNamespace(model_type="llama", max_position_embeddings=3)
+    with pytest.raises(InputError, match=r"4 tokens are too many for tiny; .* at most 3"):
+        TextInputs.of("tiny", config, pooled=False)(TEXTS)
+
+
 def test_deberta_limits_the_length_where_it_learns_positions() -> None:
     for learned, longest in ((True, 40), (False, None)):
         config = SimpleNamespace(

@@ -62,6 +62,15 @@ def test_rows_of_every_form_are_the_same() -> None:
     assert TASK.recognised({"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}) == roles
 
 
+@pytest.mark.parametrize("answers", [(ASK + YES, None), ([], ASK + NO), ("", None)])
+def test_rows_with_an_empty_answer_are_left_out(tokenizer: Any, answers: list[Any]) -> None:
+    chosen, rejected = answers
+    nothing, rejections, choices = [None, None], [rejected, ASK + NO], [chosen, ASK + YES]
+    texts = TASK.conversations([nothing, nothing, rejections, choices])
+    left_out, kept = TASK.encode(texts, None, tokenizer, 64)
+    assert (left_out.ids, len(kept.ids) > 0) == ([], True)
+
+
 @pytest.mark.parametrize(
     ("form", "what"),
     [

@@ -59,7 +59,7 @@ def columns_of_client(
     other clients alone."""
     if columns.clients is None:
         return columns, ()
-    clients = [trimmed(value) for value in columns.clients]
+    clients = [trimmed(value) for value in whole(columns.clients) or ()]
     rows = _rows(clients, client, where, columns.num_train)
     num_train = int(np.searchsorted(rows, columns.num_train))
     labels = None if columns.labels is None else [columns.labels[row] for row in rows]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
-from ..objectives.cells import trimmed
+from ..objectives.cells import trimmed, whole
 from ..objectives.classification import check_few_classes, check_labels
 from ..objectives.objective import Objective
 from . import other_tasks
@@ -60,6 +60,7 @@ class Column:
     kind: Kind
     distinct: int
     missing: int
+    names_clients: bool = False  # texts or whole numbers
     long: int = 0  # 95 of 100 texts are no longer
     side: int | None = None  # pixels of the squares that pictures are to become
 
@@ -261,7 +262,7 @@ class Survey:
 
     def client_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may name the client, the likeliest first; ``taken`` have another role."""
-        found = [c for c in self._of_few_values(taken) if c.kind in ("text", "integer")]
+        found = [c for c in self._of_few_values(taken) if c.names_clients]
         return sorted(found, key=lambda c: (_client_rank(c.name), c.distinct))
 
     def tokens(self, *names: str, more: float = 0) -> int:
@@ -420,15 +421,12 @@ class Survey:
     def _guessed_client(self, taken: set[str | None]) -> str | None:
         """The first column with a client's name; one without empty cells goes first."""
         found = [c for c in self.client_candidates(taken) if _client_rank(c.name) < 2]
-        if found:
-            return min(found, key=lambda column: column.missing > 0).name
-        for column in self._of_few_values(taken):  # whole numbers beside empty cells, in parquet
-            if column.missing and column.kind == "number" and _client_rank(column.name) < 2:
-                return self._client(column.name)
-        return None
+        return min(found, key=lambda column: column.missing > 0).name if found else None
 
     def _client(self, name: str) -> str:
-        return self._check_kind(name, ("text", "integer"), "clients are words or whole numbers")
+        if not self.column(name).names_clients:
+            self._check_kind(name, (), "clients are words or whole numbers")
+        return name
 
     def _listed(self) -> str:
         return ", ".join(f"{c.name} ({c.kind}, {c.distinct} values)" for c in self.columns)
@@ -463,12 +461,14 @@ def _column(table: Any, values: Any, name: str, feature: Any) -> Column:
     present = values.unique().drop_null().to_pylist()
     column = replace(column, kind=kind, distinct=len({trimmed(one) for one in present} - {None}))
     if kind != "text":
-        return column
+        are_whole = kind == "integer" or all(isinstance(one, int) for one in whole(present) or ())
+        return replace(column, names_clients=kind != "date" and are_whole)
     lengths = sorted(len(text or "") for text in values.to_pylist())
     words = [word for text in present if (word := trimmed(text))]
     are_dates = bool(words) and all(map(_DATE.fullmatch, words))
     long = lengths[int(0.95 * (len(lengths) - 1))]
-    return replace(column, kind="date" if are_dates else "text", long=long)
+    kind = "date" if are_dates else "text"
+    return replace(column, kind=kind, names_clients=not are_dates, long=long)
 
 
 def _client_rank(name: str) -> int:

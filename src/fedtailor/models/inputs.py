@@ -28,7 +28,6 @@ DECODERS = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 _OFFSET = frozenset({"roberta", "xlm-roberta", "mpnet"})  # positions start after the padding index
 _TYPED = frozenset({"bert", "roberta", "xlm-roberta", "electra"})  # token types
 _TWO_PARTS = frozenset({"t5", "bart"})  # an encoder and a decoder
-_LEARNED = frozenset({*ENCODERS, "gpt2", "bart"})  # a learned vector a position limits the length
 _HIDDEN = -1e9  # finite also in bfloat16: a row with nothing to attend to stays finite
 
 
@@ -57,11 +56,11 @@ class TextInputs:
         """Return the inputs of the model with this Hugging Face configuration."""
         kind = config.model_type
         padding_idx = config.pad_token_id if kind in _OFFSET else 0
-        max_length = None
-        if kind in _LEARNED or getattr(config, "position_biased_input", False):  # DeBERTa-v2
-            max_length = config.max_position_embeddings - (
-                padding_idx + 1 if kind in _OFFSET else 0
-            )
+        max_length = getattr(config, "max_position_embeddings", None)
+        if not getattr(config, "position_biased_input", True):  # DeBERTa-v2, by distances alone
+            max_length = None
+        if kind in _OFFSET:
+            max_length -= padding_idx + 1
         by_layer = "sliding_attention" in (getattr(config, "layer_types", None) or ())
         window = getattr(config, "sliding_window", None)
         if kind.startswith("qwen") and not by_layer:

@@ -124,11 +124,11 @@ class Preference(Instruct):
         for row, value in zip(targets or range(1, len(values) + 1), values, strict=True):
             content = json.loads(value)
             prompt, *answers = (content[name] for name in ("prompt", _CHOSEN, _REJECTED))
-            before = rendered(prompt, tokenizer, row, prompt=True)
-            texts = [rendered([*prompt, *answer], tokenizer, row) for answer in answers]
-            if not all(answers) or texts[0] == texts[1]:
+            if not all(answers):
                 yield Example([])
                 continue
+            before = rendered(prompt, tokenizer, row, prompt=True)
+            texts = [rendered([*prompt, *answer], tokenizer, row) for answer in answers]
             if not all(text.startswith(before) for text in texts):
                 raise InputError(
                     f"the chat template writes the prompt of row {row} otherwise once an answer "
@@ -139,7 +139,7 @@ class Preference(Instruct):
             over = max(len(one.ids) for one in found) - max_length
             drop = max(0, min(over, min(starts) - 1))
             both = [one.ids[drop:][:max_length] for one in found]
-            if both[0] == both[1]:  # after the cut
+            if both[0] == both[1]:  # perhaps after the cut alone
                 yield Example([])
                 continue
             begins = [max(0, min(at - drop, max_length - 1)) for at in starts]
@@ -199,20 +199,22 @@ def _written(system: Any, prompt: Any, rejected: Any, chosen: Any, *, row: int) 
     """A row as JSON. Answers that are whole conversations hold the prompt."""
     answers = [_answer(cell, row) for cell in (chosen, rejected)]
     before = of_cells((system, prompt, None, None), row)
-    if all(turns and turns[0]["role"] != "assistant" for turns in answers):
-        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(*answers, strict=False))
-        shared = [one for one, _ in pairs]
+    told = [turns for turns in answers if turns]
+    are_whole = {turns[0]["role"] != "assistant" for turns in told}
+    if are_whole == {True}:
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(told[0], told[-1], strict=False))
+        shared = [one for one, _ in pairs] if len(told) == 2 else told[0][:-1]
         before = [*of_cells((system, None, None, None), row)[:-1], *shared]
         answers = [turns[len(shared) :] for turns in answers]
-    elif any(turns and turns[0]["role"] != "assistant" for turns in answers):
+    elif len(are_whole) == 2:
         raise InputError(f"row {row} has the prompt in one of its answers alone; write both alike")
-    if not any(turn["content"].strip() for turn in before):
+    if told and not any(turn["content"].strip() for turn in before):
         raise InputError(
             f"row {row} has no prompt: give a column of prompts, or answers that are lists of "
             f"messages and begin with it; the chosen one is {brief(chosen, 60)}"
         )
-    told = {"prompt": before, _CHOSEN: answers[0], _REJECTED: answers[1]}
-    return json.dumps(told, ensure_ascii=False).encode(errors="replace").decode()
+    content = {"prompt": before, _CHOSEN: answers[0], _REJECTED: answers[1]}
+    return json.dumps(content, ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _answer(cell: Any, row: int) -> Turns:
