@@ -20,8 +20,7 @@ from evidence.markdown import markdown_table
 from evidence.run import HERE
 from fedtailor.methods import METHODS
 from fedtailor.report.names import in_prose
-from fedtailor.report.numbers import bare
-from fedtailor.store.metrics import is_percentage
+from fedtailor.store.metrics import bare, is_percentage
 
 PAGE = HERE.parent / "docs/when.md"
 FIGURE = HERE.parent / "docs/images/when.svg"

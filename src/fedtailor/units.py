@@ -17,6 +17,15 @@ def si(value: float | None, unit: str = "") -> str:
     return f"{value:.3g}{' ' if unit else ''}{('', 'k', 'M', 'G', 'T')[power]}{unit}"
 
 
+def fixed(value: float, digits: int) -> str:
+    """Format a number with so many digits behind its point; a huge one shortly.
+
+    >>> fixed(1234.5678, 1), fixed(-2e-9, 3), fixed(3.2e120, 3)
+    ('1234.6', '0.000', '3.2e+120')
+    """
+    return f"{value:.3g}" if abs(value) >= 1e9 else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
 def seconds_text(value: float) -> str:
     """Format seconds.
 

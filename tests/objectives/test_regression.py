@@ -15,6 +15,7 @@ import fedtailor as ft
 from fedtailor.data.table import Dataset
 from fedtailor.objectives import Regression
 from fedtailor.objectives.cells import Cells
+from fedtailor.report import compare
 from fedtailor.task.backbone import Backbone
 from tests import kinds
 from tests.flower.grid import experiment
@@ -109,6 +110,8 @@ def test_own_metrics_stand_beside_those_that_are_always_there(tmp_path: Path) ->
         chosen, tmp_path / "run", data=numbers(), backbone=backbone(), metrics={"bias": bias}
     ).path
     assert [*lines(out, "fedavg")[-1]["metrics"]] == [*Regression.metrics, "bias"]
+    with pytest.raises(ft.InputError, match=r"unknown metric 'accuracy' in .* they have: bias"):
+        compare(out, metric="accuracy")
 
 
 def test_a_metric_that_is_undefined_is_not_a_number() -> None:

@@ -113,7 +113,7 @@ def test_another_metric_is_shown_at_the_same_round_and_may_choose_it(
 
 
 def test_a_metric_that_the_run_lacks_is_named(make_run: MakeRun) -> None:
-    message = r"in the run \(evaluate.metrics names what is measured\); it has: accuracy, auc, loss"
+    message = r"in the runs \(evaluate.metrics names .*\); they have: accuracy, auc, loss"
     with pytest.raises(InputError, match=message):
         compare([make_run(with_auc=True)], metric="macro_f1")
 

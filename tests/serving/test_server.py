@@ -133,6 +133,7 @@ def test_an_answer_comes_in_pieces(client: openai.OpenAI, models: Models) -> Non
         model="b", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED[2]}]}],
         max_completion_tokens=8, stream=True, stream_options={"include_usage": True},
         temperature=0, presence_penalty=0.0, logit_bias={}, logprobs=False, seed=7,
+        response_format={"type": "text"}, parallel_tool_calls=True,
     )  # fmt: skip
     *chunks, last = stream
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
@@ -175,7 +176,7 @@ USER = [{"role": "user", "content": "night"}]
     ("given", "error", "words"),
     [
         ({"model": "d"}, openai.NotFoundError, "unknown model 'd'; allowed: a, b, base, c, run"),
-        ({"temperature": 0.7}, openai.BadRequestError, "temperature = 0.7: answers have the most"),
+        ({"temperature": 0.7}, openai.BadRequestError, "temperature = 0.7: answers are the most"),
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs = 2: there is no such field"),
         ({"stop": [*"abcde"]}, openai.BadRequestError, "stop = .*a list of 4 at most"),
         ({"stop": ""}, openai.BadRequestError, "stop = .*must not be empty"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.methods import METHODS
-from fedtailor.models import from_module, load_model
+from fedtailor.models import ModelConfig, from_module, load_model, load_tokenizer
 from fedtailor.random import key
 from fedtailor.task.writing import Spoken, Together, write
 from tests import kinds
@@ -142,3 +142,12 @@ def test_pieces_of_a_text_are_whole_characters() -> None:
     for byte in "aé ü".encode():
         told(0, byte)
     assert said == ["a", "é", " ", "ü"]
+
+
+def test_a_special_token_that_no_text_shows_ends_one() -> None:
+    tokenizer: Any = load_tokenizer(ModelConfig("minilm"))
+    said: list[str] = []
+    told = Spoken(tokenizer, said.append, ["[SEP]"])
+    ids = tokenizer("the ward has a bed")["input_ids"][1:]
+    assert [told(0, token) for token in ids] == [False] * 5 + [True]
+    assert "".join(said) == "the ward has a bed"

@@ -9,10 +9,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ..errors import InputError
-from ..report.numbers import bare
 from ..results import Best, run
 from ..runs.experiment import Experiment, configured_method
-from ..store.metrics import higher_is_better, unit_of
+from ..store.metrics import bare, higher_is_better, unit_of
 from ..temporary_folder import temporary_folder
 from .advise import BASELINES, MOST, Advice
 from .measured import ALONE

@@ -8,8 +8,7 @@ from dataclasses import fields
 
 from ..method import FineTuning
 from ..methods import METHODS
-from ..report.numbers import bare
-from ..store.metrics import Metric, is_percentage
+from ..store.metrics import Metric, bare, is_percentage
 from ..units import si
 from .measured import ALONE, Measured, Population, Setting
 

@@ -32,6 +32,10 @@ def _advise(options: argparse.Namespace) -> None:
     from ..runs.run import open_experiment
 
     experiment, _ = open_experiment(options.experiment, None, options.settings)
+    if (options.experiment / "experiment.json").is_file():
+        own, _ = open_experiment(options.experiment, None)
+        if (own.data, own.split) != (experiment.data, experiment.split):
+            raise InputError("a run has its clients: --set data or split of the experiment's file")
     if options.probe is not None and options.probe < 1:
         raise InputError(f"--probe {options.probe}: it takes a number of rounds, at least 1")
     if options.out is not None and options.probe is None:

@@ -70,8 +70,7 @@ def _tune(options: argparse.Namespace) -> None:
 
 
 def _result(outcome: Outcome) -> str:
-    from ..report.numbers import bare
-    from ..store.metrics import higher_is_better
+    from ..store.metrics import bare, higher_is_better
 
     if outcome.score is None:
         return "diverged"

@@ -13,10 +13,9 @@ from ..data.sources import BUILTIN
 from ..objectives import objective_of
 from ..objectives.objective import Objective
 from ..report.names import client_name
-from ..report.numbers import bare
 from ..report.text import markdown
 from ..runs.experiment import Experiment
-from ..store.metrics import is_percentage
+from ..store.metrics import bare, is_percentage
 from .scores import SplitScore
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256)  # what its --max-lora-rank may be; 16 without it

@@ -10,8 +10,8 @@ from ..errors import listed
 from ..inference.onboard import Onboarded, read_result
 from ..report.majority import majority_accuracy
 from ..report.names import client_name
-from ..report.numbers import bare
 from ..runs.trained import TrainedMethod
+from ..store.metrics import bare
 from ..store.read import Trial, read
 from ..store.records import EvaluationLine, Partition
 from ..store.selection import Model, by_round

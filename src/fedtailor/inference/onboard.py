@@ -28,12 +28,11 @@ from ..errors import InputError, brief, listed
 from ..objectives import objective_of
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned, clone, to_device
-from ..report.numbers import bare
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..store.files import read_record, save_tensors, write_json
-from ..store.metrics import is_percentage
+from ..store.metrics import bare, is_percentage
 from ..store.run_directory import locked
 from ..store.trained_rows import read_trained_before, read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone

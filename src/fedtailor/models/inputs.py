@@ -56,11 +56,11 @@ class TextInputs:
         """Return the inputs of the model with this Hugging Face configuration."""
         kind = config.model_type
         padding_idx = config.pad_token_id if kind in _OFFSET else 0
-        max_length = getattr(config, "max_position_embeddings", None)
-        if not getattr(config, "position_biased_input", True):  # DeBERTa-v2, by distances alone
-            max_length = None
+        max_length: Any = getattr(config, "max_position_embeddings", None)
         if kind in _OFFSET:
             max_length -= padding_idx + 1
+        if not getattr(config, "position_biased_input", True):  # DeBERTa-v2, by distances alone
+            max_length = None
         by_layer = "sliding_attention" in (getattr(config, "layer_types", None) or ())
         window = getattr(config, "sliding_window", None)
         if kind.startswith("qwen") and not by_layer:

@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-from ..store.metrics import ATTACK_SUCCESS, Metric, unit_of
+from ..store.metrics import ATTACK_SUCCESS, Metric, scale_of, unit_of
 from ..store.read import attack_of
+from ..units import fixed
 from .names import NO_ATTACK, attack_name
-from .numbers import scale_of
 from .rows import ModelResult, Row
 from .select import Entry
 from .table import Table
@@ -82,7 +82,7 @@ def _map(title: str, values: Mapping[tuple[str, str], float], metric: Metric) ->
     rows, levels = [], {}
     for y, method in enumerate(methods):
         found = [values.get((method, attack)) for attack in attacks]
-        rows.append([method, *("-" if v is None else f"{scale * v:.{digits}f}" for v in found)])
+        rows.append([method, *("-" if v is None else fixed(scale * v, digits) for v in found)])
         for x, value in enumerate(found, start=1):
             if value is not None and math.isfinite(value):
                 part = (value - low) / (high - low) if high > low else 1.0

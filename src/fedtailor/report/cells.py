@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ..store.metrics import ATTACK_SUCCESS, TUNED, Metric, higher_is_better, unit_of
-from ..units import seconds_text, si
+from ..store.metrics import ATTACK_SUCCESS, TUNED, Metric, higher_is_better, scale_of, unit_of
+from ..units import fixed, seconds_text, si
 from .clients import client_tables
 from .majority import NOT_LEARNED
-from .numbers import scale_of
 from .rows import ModelResult, Row, Spread
 from .table import Table
 from .text import TextTable
@@ -33,8 +32,8 @@ def ranked(comparison: Table) -> list[Row]:
 def _cell(spread: Spread | None, scale: float, digits: int, *, seeds: bool = True) -> str:
     if spread is None or math.isnan(spread.mean):
         return "-"
-    mean = f"{scale * spread.mean:.{digits}f}"
-    return mean if spread.std is None or not seeds else f"{mean}±{scale * spread.std:.{digits}f}"
+    shown = [spread.mean] if spread.std is None or not seeds else [spread.mean, spread.std]
+    return "±".join(fixed(scale * value, digits) for value in shown)
 
 
 def _rounds(result: ModelResult | None) -> str:

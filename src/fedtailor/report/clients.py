@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..objectives.objective import OWN_METRIC
-from ..store.metrics import Metric, higher_is_better, sizes_of, unit_of, values_of
+from ..store.metrics import Metric, bare, higher_is_better, sizes_of, unit_of, values_of
 from ..store.records import EvaluationLine, Partition
 from .majority import majority_accuracy
-from .numbers import bare
 from .select import Entry, reported
 from .text import TextTable
 

@@ -90,7 +90,7 @@ def against(
     """Return how far every method of the runs at ``paths`` is ahead of ``method`` on test data, the
     farthest first, where the runs divide the same data alike, as text or as JSON."""
     runs = read_all(paths)
-    metric = metric_of(runs) if metric is None else metric
+    metric = metric_of(runs, metric)
     groups = comparable_entries(runs)
     if method not in (labels := [entry.label for members in groups for entry in members]):
         raise unknown("method", method, labels)

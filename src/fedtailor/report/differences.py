@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from ..store.metrics import Metric, higher_is_better, is_percentage
+from ..store.metrics import Metric, bare, higher_is_better, is_percentage
 from ..store.read import Run
 from ..store.selection import by_round
-from .numbers import bare
 from .paired import paired
 from .select import Entry, entries, reported, scores
 from .text import TextTable

@@ -47,6 +47,7 @@ def caption(
     shown = "" if metric in ("accuracy", "loss") else f" The measure is {metric}."
     novel = max(run.experiment.get("cohort", {}).get("novel", 0) for run in runs)
     is_lm = runs[0].objective.learns_texts
+    splits = {one.split for run in runs for trial in run.trials for one in trial.evaluations}
     lines = {
         f"Results of {counts}: each client's own model on the client's own test data.{shown}": True,
         f"round: {selected}.": True,
@@ -54,7 +55,8 @@ def caption(
         "selected in the same way (its round).": True,
         f"weighted: the mean over {runs[0].objective.counted}. std: the standard deviation over "
         "clients. decile: the client at the worst tenth. worst: the worst client.": True,
-        "validation: the mean on the clients' validation data, by which the verdict chooses. "
+        "validation: the mean on the clients' validation data, by which the verdict "
+        "chooses.": "validation" in splits,
         "Methods are in the order of test results; a star marks the best of each column.": True,
         "±: the sample standard deviation over seeds.": max(seeds) > 1,
         "loss: nats per token. ppl: the perplexity, exp(mean loss).": is_lm,

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from ..store.metrics import Metric, is_percentage
+from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import Run, Trial
 from ..store.records import EvaluationLine
-from .numbers import bare
 from .select import Entry, goes_on, reported, scores
 
 ALONE = "local"  # the method that trains without a federation

@@ -10,12 +10,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..store.metrics import Metric, is_percentage
+from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import attack_of
 from ..store.selection import by_round
 from .differences import FEWEST, Difference, HeldOut, MethodResults, ahead_of
 from .names import MAX_NAMES, NO_ATTACK, attack_name, client_name, in_prose
-from .numbers import bare
 from .rows import Row
 from .select import Choice, Entry, choose, has_all, reported
 from .text import option

@@ -27,6 +27,7 @@ from ..store.read import Run, Trial, read
 from ..store.records import RoundLine
 from ..store.selection import Model, by_round, metric_of, select_round
 from ..task.backbone import Backbone
+from ..units import fixed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,11 +60,11 @@ class Best:
             (value, label) for label, value in self.scores.items() if label != self.label
         )
         others = others[::-1] if higher_is_better(self.metric) else others
-        behind = "".join(f", {label} {value:.4f}" for value, label in others)
+        behind = "".join(f", {label} {fixed(value, 4)}" for value, label in others)
         seeds = f"{len(self.rounds)} seeds" if len(self.rounds) > 1 else "1 seed"
         return (
-            f"{self.label}: {self.metric} {self.score:.4f} on validation (mean over clients and "
-            f"{seeds}, at the reported round){behind}"
+            f"{self.label}: {self.metric} {fixed(self.score, 4)} on validation (mean over clients "
+            f"and {seeds}, at the reported round){behind}"
         )
 
 

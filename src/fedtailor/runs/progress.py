@@ -16,9 +16,9 @@ from tqdm import tqdm
 from ..engine.results import Round
 from ..engine.scoring import Evaluation
 from ..errors import naming
-from ..store.metrics import Metric, is_percentage, summary
+from ..store.metrics import Metric, bare, summary
 from ..store.run_directory import log_lines
-from ..units import in_words
+from ..units import fixed, in_words
 
 _REFRESH = 0.2  # seconds between two looks of the bar
 _FIRST_PAUSE = 10.0  # seconds between two lines within the first minute
@@ -142,7 +142,7 @@ class Progress:
 
     def _show(self, done: Round, *, is_due: bool) -> None:
         assert self._stage is not None
-        stage, loss = self._stage, "-" if done.train_loss is None else f"{done.train_loss:.3f}"
+        stage, loss = self._stage, "-" if done.train_loss is None else fixed(done.train_loss, 3)
         scores = _scores(self._evaluations, stage.metric)
         shown = {"loss": loss, **scores}
         self._shown = ", ".join(f"{name}={value}" for name, value in shown.items())
@@ -190,9 +190,8 @@ class Progress:
 def _scores(evaluations: Sequence[Evaluation], metric: Metric) -> dict[str, str]:
     """The mean validation results over clients of the personal models and the global one."""
     names = {"personal": "validation", "global": "global"}
-    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
     return {
-        names[one.model]: f"{factor * summary(one, metric).mean:.{digits}f}"
+        names[one.model]: bare(metric, summary(one, metric).mean)
         for one in evaluations
         if one.split == "validation" and one.model in names and any(one.num_examples)
     }

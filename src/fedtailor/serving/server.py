@@ -34,9 +34,12 @@ _FIELDS = {
     "/v1/chat/completions": {*_SHARED, "messages", "max_completion_tokens"},
     "/v1/completions": {*_SHARED, "prompt"},
 }
-_ALLOWED = {  # and their only values here, which many clients send
-    "temperature": 0, "top_p": 1, "n": 1, "best_of": 1, "presence_penalty": 0,
-    "frequency_penalty": 0, "logit_bias": {}, "logprobs": False, "echo": False,
+_ALLOWED: dict[str, tuple[object, ...]] = {  # and their only values here, which many clients send
+    **dict.fromkeys(("top_p", "n", "best_of"), (1,)),
+    **dict.fromkeys(("temperature", "presence_penalty", "frequency_penalty"), (0,)),
+    "logit_bias": ({},), "logprobs": (False,), "echo": (False,), "suffix": ("",), "tools": ([],),
+    "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},), "modalities": (["text"],),
 }  # fmt: skip
 
 
@@ -158,10 +161,16 @@ class _Handler(BoundedHandler):
         given = {name: value for name, value in content.items() if value is not None}
         for name, value in given.items():
             if name in _ALLOWED:
-                only = _ALLOWED[name]
-                if value != only or isinstance(value, bool) != isinstance(only, bool):
-                    raise _wrong(name, value, f"answers have the most probable tokens; allowed: "
-                                 f"{only}")  # fmt: skip
+                known = (
+                    one
+                    for one in _ALLOWED[name]
+                    if isinstance(one, bool) == isinstance(value, bool)
+                )
+                if value not in known:
+                    only = " or ".join(map(json.dumps, _ALLOWED[name]))
+                    raise _wrong(
+                        name, value, f"answers are the most probable text; allowed: {only}"
+                    )
             elif name not in _FIELDS[self.path]:
                 allowed = ", ".join(sorted({*_FIELDS[self.path], *_ALLOWED}))
                 raise _wrong(name, value, f"there is no such field here; allowed: {allowed}")

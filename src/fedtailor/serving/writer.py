@@ -21,8 +21,8 @@ from ..task.writing import Ids, Spoken, Together, can_share, window_of, write
 from .models import Models
 
 # what a model, a tokenizer or a chat template may raise over what it is given
-_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError,
-           TypeError, ValueError)  # fmt: skip
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError,
+           RuntimeError, TypeError, ValueError)  # fmt: skip
 _LARGE = 50_000_000  # scalars of a state; rows with states of their own are not stacked beyond it
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InputError, unknown
 from ..objectives import OBJECTIVES
+from ..units import fixed
 
 Metric = str  # accuracy, loss, or the name of one of the experiment's own metrics
 ATTACK_SUCCESS = "attack_success"  # of a backdoor: a run with one has it as a metric
@@ -134,6 +135,24 @@ def higher_is_better(metric: Metric) -> bool:
 def is_percentage(metric: Metric) -> bool:
     """Return whether ``metric`` is shown in percent."""
     return metric in _SHARES
+
+
+def scale_of(metric: Metric) -> tuple[float, int]:
+    """The factor on a metric's values, and how many digits are shown."""
+    return (100, 1) if is_percentage(metric) else (1, 3)
+
+
+def bare(metric: Metric, value: float | None, *, signed: bool = False) -> str:
+    """Format a result or a difference without its unit; ``-`` for none.
+
+    >>> bare("accuracy", 0.0321), bare("accuracy", 0.0321, signed=True), bare("loss", None)
+    ('3.2', '+3.2', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    factor, digits = scale_of(metric)
+    number = fixed(factor * value, digits)
+    return f"+{number}" if signed and not number.startswith("-") else number
 
 
 def unit_of(metric: Metric) -> str:

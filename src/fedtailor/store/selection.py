@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import InputError
+from ..errors import InputError, unknown
 from ..objectives import DEFAULT  # noqa: F401
 from ..objectives.objective import Objective
-from .metrics import Metric, best_round, higher_is_better, is_percentage, summary
+from .metrics import Metric, bare, best_round, higher_is_better, summary
 from .read import Run, Trial
 from .records import EvaluationLine
+
+_MEASURED = "the runs (evaluate.metrics names what is measured)"
 
 Model = Literal["personal", "global", "novel"]
 
@@ -42,11 +44,22 @@ def select_by(run: Run) -> Metric:
     return selection_metric(run.experiment, run.objective)
 
 
-def metric_of(runs: Sequence[Run]) -> Metric:
-    """Return the measure that is shown: that by which all runs select their rounds, or else
-    that of the kind of task."""
+def metric_of(runs: Sequence[Run], asked: Metric | None = None) -> Metric:
+    """Return the measure that is shown: what is ``asked`` for, that by which all runs select their
+    rounds, or else that of the kind of task. Raises InputError where no run measures what is asked
+    for."""
+    if asked is not None:
+        known = {"loss", *(name for run in runs for name in (select_by(run), *_measured(run)))}
+        if asked not in known:
+            raise unknown("metric", asked, known, where=_MEASURED, kind="they have")
+        return asked
     metrics = {select_by(run) for run in runs}
     return metrics.pop() if len(metrics) == 1 else runs[0].objective.selects
+
+
+def _measured(run: Run) -> set[Metric]:
+    found = {name for trial in run.trials for one in trial.evaluations for name in one.metrics}
+    return found | ({"accuracy"} if run.objective.has_hits else set())
 
 
 def by_round(trial: Trial, model: Model, split: str) -> dict[int, EvaluationLine]:
@@ -92,9 +105,5 @@ def headline(trial: Trial, metric: Metric) -> str:
     if selected is None:
         return ""
     result = summary(selected.test, metric)
-    factor, digits = (100, 1) if is_percentage(metric) else (1, 3)
-    mean, worst = (
-        "-" if math.isnan(value) else f"{factor * value:.{digits}f}"
-        for value in (result.mean, result.worst)
-    )
+    mean, worst = (bare(metric, value) for value in (result.mean, result.worst))
     return f"{metric} {mean}, worst client {worst} (round {selected.round})"

@@ -102,12 +102,18 @@ class Spoken:
         self, tokenizer: Any, say: Callable[[str], object], stops: Sequence[str] = ()
     ) -> None:
         self._tokenizer, self._say, self._stops = tokenizer, say, stops
+        added = tokenizer.added_tokens_decoder if stops else {}
+        self._ends = {k for k, one in added.items() if one.special and one.content in stops}
         self._ids: list[int] = []
         self._said = 0
         self.has_stopped = False
 
     def __call__(self, row: int, token: int) -> bool:
         """Take a token; whether the text ends here."""
+        if token in self._ends:  # which no text shows
+            self.finish()
+            self.has_stopped = True
+            return True
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         found = [text.find(stop) for stop in self._stops if stop in text]

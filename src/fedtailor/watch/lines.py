@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..units import seconds_text
+from ..units import fixed, seconds_text
 from .state import RunState, State, TrialState
 
 
@@ -37,7 +37,7 @@ def _of_trial(old: TrialState | None, new: TrialState, run: RunState) -> Iterato
 
 
 def _scores(trial: TrialState, run: RunState) -> str:
-    text = "" if trial.train_loss is None else f", training loss {trial.train_loss:.3f}"
+    text = "" if trial.train_loss is None else f", training loss {fixed(trial.train_loss, 3)}"
     if trial.latest is not None and trial.best is not None:
         best = f"best {run.score(trial.best)} after round {trial.best.round}"
         text += f", validation {run.metric} {run.score(trial.latest)} ({best})"

@@ -20,8 +20,8 @@ from .. import report
 from ..errors import InputError, whole_number
 from ..report import drawing
 from ..report.charts import specs
-from ..report.numbers import scale_of
 from ..store.format import as_json
+from ..store.metrics import scale_of
 from .bounded import BoundedHandler, BoundedServer
 from .follow import Follower
 from .state import RunState

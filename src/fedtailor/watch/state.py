@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ..report.numbers import bare
 from ..report.samples import ShownSample
-from ..store.metrics import Metric, unit_of
+from ..store.metrics import Metric, bare, unit_of
 from ..units import in_words
 
 

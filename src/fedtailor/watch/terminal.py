@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import one_line
-from ..units import seconds_text, si
+from ..units import fixed, seconds_text, si
 from .state import Points, RunState, State, TrialState
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -153,7 +153,7 @@ def _row(state: RunState, trial: TrialState, bars: int) -> dict[str, RenderableT
         "after": "-" if trial.best is None else str(trial.best.round),
         "global": state.score(trial.latest_global),
         "curve": sparkline(trial.curve, bars),
-        "training loss": "-" if trial.train_loss is None else f"{trial.train_loss:.3f}",
+        "training loss": "-" if trial.train_loss is None else fixed(trial.train_loss, 3),
         "s/round": "-" if trial.seconds_a_round is None else seconds_text(trial.seconds_a_round),
         "bytes": si(trial.bytes, "B") if trial.round else "-",
         "refused": str(trial.refused),

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...store.metrics import Metric, box_of, higher_is_better, summary, unit_of
+from ...store.metrics import Metric, box_of, higher_is_better, scale_of, summary, unit_of
 from ...store.records import Partition
 from ...store.selection import by_round
 from ..costs import COSTS, costs_of, front, is_wide, mean_of
 from ..differences import Division, division_of
-from ..numbers import scale_of
 from ..select import Entry, reported, scores
 from ..table import Table
 

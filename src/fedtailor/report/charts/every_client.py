@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...units import fixed
 from ..text import TextTable
 from .content import Json
 
@@ -24,7 +25,7 @@ def every_client(shown: Json) -> TextTable:
     for (group, client), values in sorted(found.items())[:_MAX_ROWS]:
         of = groups[group]
         shared = [of["title"]] if len(groups) > 1 else []
-        texts = [f"{values[k]:.{digits}f}" if k in values else "-" for k in range(len(labels))]
+        texts = [fixed(values[k], digits) if k in values else "-" for k in range(len(labels))]
         sizes = str(of["train"][client]), str(of["test"][client])
         cells.append([of["names"][client], *shared, *sizes, *texts])
         keys.append(f"{group}:{client}")
