@@ -228,6 +228,8 @@ def test_a_number_is_no_position_where_classes_are_numbers() -> None:
     assert class_numbers(["2", "1"], ["1", "2"]) == [1, 0]
     assert class_numbers(["1", "a"], ["a", "b"]) == [1, 0]
     assert class_numbers(["0"], ["1", "2"]) == [-1]
+    assert class_numbers(["1", "7"], ["7", "other"]) == [-1, 0]
+    assert class_numbers(["010", "10", "1"], ["010", "10"]) == [0, 1, -1]
 
 
 def test_rows_name_their_clients(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def objective_of_data(config: DataConfig) -> Objective:
 def read_columns(config: DataConfig) -> Columns:
     """The rows of the source that ``config`` names, with its columns. Raises InputError where an
     unknown data set; a missing file, package or column."""
-    if (config.name is None) == (config.path is None):
+    if bool(config.name) == bool(config.path):
         raise InputError(
             "data.path must name your file, or data.name a data set, and not both; "
             f"data.path is {config.path or 'missing'}, and data.name is {config.name or 'missing'}"
@@ -283,7 +283,7 @@ def read_columns(config: DataConfig) -> Columns:
         raise InputError(
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
-    if config.path is not None:
+    if config.path:
         if config.revision is not None:
             raise InputError(
                 f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "

@@ -274,13 +274,12 @@ def accuracy(
 def class_numbers(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
     """The number of each label's class; -1 where there is no label, or none of the classes. Labels
     may be class names or their numbers, unless a class is called by a number."""
-    names = [label.strip() and label for label in labels]
-    if all(_WHOLE.fullmatch(name) for name in classes):  # then 1.0 is 1, and no number of a class
-        classes = [_whole(name) for name in classes]
-        names = [_whole(name) for name in names]
-        known = {"": -1}
-    else:
-        known = {"": -1} | {str(number): number for number in range(len(classes))}
+    names, known = [label.strip() and label for label in labels], {"": -1}
+    are_numbers = [_WHOLE.fullmatch(name) is not None for name in classes]
+    if all(are_numbers) and len({*map(_whole, classes)}) == len(classes):  # then 1.0 is 1
+        classes, names = [*map(_whole, classes)], [*map(_whole, names)]
+    if not any(are_numbers):
+        known |= {str(number): number for number in range(len(classes))}
     known |= {name: number for number, name in enumerate(classes)}
     return [known.get(name, -1) for name in names]
 

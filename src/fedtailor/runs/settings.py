@@ -58,7 +58,7 @@ def table_of(value: Any, name: str) -> Mapping[str, Any]:
 
 def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    if not (key.strip() and equals and value.strip()):
         raise InputError(f"--set takes key=value, got {brief(text)}")
     try:
         content = tomllib.loads(f"value = {value}")["value"]
