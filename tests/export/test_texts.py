@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import fedtailor as ft
 from fedtailor.export.folder import export_model
 from fedtailor.runs.trained import open_trained
+from tests import kinds
 from tests.models.small import CAUSAL, DECODERS, VOCABULARY, save
 
 WORDS = ["[PAD]", "[END]", "the", "price", "of", "wheat", "oil", "gold", "rose", "fell", "again"]
@@ -107,3 +109,29 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     assert (config["r"], config["task_type"]) == (4, "CAUSAL_LM")  # two branches of rank 2
     command = f"vllm serve {folder} --enable-lora --max-lora-rank 8 --lora-modules client=."
     assert command in (adapter / "README.md").read_text()
+
+
+def test_chats_are_read_as_predict_reads_them(tmp_path: Path) -> None:
+    run = kinds.finished("instruct") / "run"
+    out = export_model(run, "fedavg", tmp_path / "out", client="a")
+    told = [{"role": "system", "content": "the ward"}, {"role": "user", "content": "is the bed"}]
+    more = [told[1], {"role": "assistant", "content": "night"}, told[1]]
+    with (tmp_path / "asked.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["system", "prompt", "input"])
+        rows.writerow(["the ward", "is the bed", ""])
+        rows.writerow(["", "is", "the bed"])
+        rows.writerow(["", json.dumps(more), ""])
+    asked = [json.dumps(told), "is\n\nthe bed", json.dumps(more)]
+    model = ft.load_model(run, "fedavg", "a")
+
+    def use(given: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "use.py", given]
+        return subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
+
+    expected = [" ".join(text.split("\n")) for text in model.predict(asked, max_new_tokens=40)]
+    done = use(str(tmp_path / "asked.csv"))
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+    done = use("bed " * 40)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a conversation of 42 tokens, and the model reads 40" in done.stderr

@@ -127,7 +127,10 @@ def test_what_is_written_reads_back_equal(path: Path) -> None:
         ("methods=[]", r"no methods; name at least one"),
         ("methods.a/b.name=local", r"can't name a folder"),
         ('name="../x"', r"name '\.\./x' can't name a folder"),
-        ("engine.device=\"\"", r"engine\.device = '': allowed are 'auto', 'cpu', 'cuda' and 'cuda:1'"),
+        (
+            'engine.device=""',
+            r"engine\.device = '': allowed are 'auto', 'cpu', 'cuda' and 'cuda:1'",
+        ),
         ("engine.device=natural", r"engine\.device = 'natural': allowed are"),
         ("engine.device=xpu", r"engine\.device = 'xpu': allowed are"),
         ("engine.device=meta", r"engine\.device = 'meta': allowed are"),

@@ -28,18 +28,31 @@ class Exported(ABC):
         return self.generate(given)
 
     def say_all(self, texts: Sequence[str]) -> str:
-        """Return each text, continued."""
-        return "\n".join(map(self.generate, texts))
+        """Return a line for each text, continued."""
+        return "\n".join(" ".join(self.generate(text).split("\n")) for text in texts)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether only the beginning of a long text is read."""
+        return not self.about.get("chat")
 
     def generate(self, text: str, tokens: int = 40) -> str:
         """Continue ``text`` by at most so many tokens, each time the most probable one.
 
         The result is no longer than what the model reads.
+
+        Raises:
+            OSError: a conversation is longer than that, or is none.
         """
         ids = self.prompt(text)
         said = ids.shape[1] if self.about.get("chat") else 0  # tokens that are not repeated
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit
         room = tokens if positions is None else min(tokens, positions - ids.shape[1])
+        if room < 1 and said:
+            from errno import EINVAL
+
+            reason = f"a conversation of {said} tokens, and the model reads {positions}"
+            raise OSError(EINVAL, reason, text[:60])
         of_transformers = self.about["inputs"]["kind"] == "text"  # the network's class
         if self.is_network_alone and of_transformers and room > 0:
             ids = self._with_cache(ids, room)
@@ -71,15 +84,44 @@ class Exported(ABC):
         return longer[:, :-1] if int(longer[0, -1]) in self.about["ends"] else longer
 
     def prompt(self, text: str) -> Tensor:
-        """Return the tokens to go on from; a chat model's user says the text."""
+        """Return the tokens to go on from; a chat model's user says the text, unless it is a list
+        of messages in JSON."""
         found: Any = self.batch([text])
         if self.about.get("chat"):
-            turns = [{"role": "user", "content": text}]
             found = self.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+                self._turns(text), add_generation_prompt=True, return_dict=True, return_tensors="pt"
             )
         ids: Tensor = found["input_ids"]
         return ids
+
+    def conversation(self, text: str, row: Mapping[str, str]) -> str:
+        """Return a text as messages in JSON, with the system prompt and the context of its row."""
+        import json
+
+        system, context = (
+            [row[name] for name in self.about["chat"][part] if row.get(name)]
+            for part in ("system", "context")
+        )
+        turns = self._turns(text)
+        if context and turns == [{"role": "user", "content": text}]:
+            turns[0]["content"] = f"{text}\n\n{context[0]}"
+        if system and turns[0]["role"] != "system":
+            turns.insert(0, {"role": "system", "content": system[0]})
+        return json.dumps(turns)
+
+    def _turns(self, text: str) -> list[dict[str, str]]:
+        import json
+        from errno import EINVAL
+
+        try:
+            turns = json.loads(text) if text.lstrip()[:1] == "[" else None
+        except ValueError:
+            turns = None
+        if not isinstance(turns, list) or not all(isinstance(one, dict) for one in turns or [0]):
+            return [{"role": "user", "content": text}]
+        if not all(isinstance(one.get(name), str) for one in turns for name in ("role", "content")):
+            raise OSError(EINVAL, "each message has a role and a content, both texts", text[:60])
+        return turns
 
     @abstractmethod
     def logits(self, batch: dict[str, Tensor]) -> Tensor:

@@ -153,7 +153,8 @@ class Instruct(CausalLM):
         return ids[:start], ids[start:end]
 
     def described(self) -> dict[str, Any]:
-        return {"chat": True}
+        columns = {"system": (SYSTEM,), "prompt": (*PROMPT, *_WHOLE), "context": _CONTEXT}
+        return {"chat": columns}
 
     def turn_ends(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special token with which the chat template ends an answer."""

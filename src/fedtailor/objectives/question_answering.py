@@ -41,7 +41,7 @@ class Exported(ABC):
     """What an exported model says. This code goes into the export: it imports nothing from here."""
 
     generates = False
-    reads_all = True  # a context is read in windows
+    cuts = False  # a context is read in windows
     about: dict[str, Any]
     tokenizer: Any
 

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from errno import EINVAL
 from pathlib import Path
 from types import ModuleType
@@ -139,7 +139,7 @@ class Base(Exported):
         return ids, encoding.type_ids[: len(ids)], is_cut
 
     def _say_cut(self, texts: Sequence[Any]) -> None:
-        if count := sum(self._read(text)[2] for text in texts):
+        if getattr(self, "cuts", True) and (count := sum(self._read(text)[2] for text in texts)):
             most = self.about["max_length"]
             print(
                 f"{count} of {len(texts)} texts are longer than {most} tokens: only their first "
@@ -182,9 +182,11 @@ class Base(Exported):
             OSError: a file is missing, or is none that the model reads.
         """
         if self.tokenizer is not None and _names_a_file(given):
-            texts = _read_texts(Path(given), self.about["columns"], self.about.get("pair"))
-            if not getattr(self, "reads_all", False):
-                self._say_cut(texts)
+            columns, joined = self.about["columns"], None
+            if chat := self.about.get("chat"):
+                columns, joined = [*columns, *chat["prompt"]], getattr(self, "conversation", None)
+            texts = _read_texts(Path(given), columns, self.about.get("pair"), joined)
+            self._say_cut(texts)
             return self.say_all(texts)
         if pair := self.about.get("pair"):
             wanted = "a .csv file with the columns " + " and ".join(map(repr, pair))
@@ -201,9 +203,14 @@ class _Pair(tuple[str, ...]):
         return " | ".join(self)
 
 
-def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) -> list[Any]:
+def _read_texts(
+    file: Path,
+    columns: Sequence[str],
+    pair: Sequence[str] | None,
+    joined: Callable[[str, Mapping[str, str]], str] | None,
+) -> list[Any]:
     """The texts of a .txt file, one a line, or of a .csv file: those of the first of ``columns``
-    that it has, or of both columns of a ``pair``.
+    that it has, or of both columns of a ``pair``; ``joined`` makes one of such a text and its row.
 
     Raises:
         OSError: it is missing, or is none that can be read.
@@ -233,7 +240,7 @@ def _read_texts(file: Path, columns: Sequence[str], pair: Sequence[str] | None) 
     if column is None:
         wanted = " or ".join(map(repr, columns))
         raise OSError(EINVAL, f"it has no column {wanted}, but {', '.join(names)}", str(file))
-    return [row[column] or "" for row in rows]
+    return [joined(row[column] or "", row) if joined else row[column] or "" for row in rows]
 
 
 def _names_a_file(given: str) -> bool:
