@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -72,6 +73,21 @@ def test_every_turn_of_the_assistant_is_learned_with_its_end(tokenizer: Any, tem
     assert text.startswith("<|im_start|> system you work here<|im_end|><|im_start|> user a bed")
     assert not is_cut
     tokenizer.chat_template = CHATML
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>\n", "\n"])
+def test_a_line_end_is_learned_where_nothing_else_ends_a_turn(tokenizer: Any, end: str) -> None:
+    from tokenizers import models, pre_tokenizers
+
+    made = copy.deepcopy(tokenizer)
+    words = {**tokenizer.get_vocab(), "\n": len(tokenizer)}
+    made.backend_tokenizer.model = models.WordLevel(words, "[UNK]")
+    apart = [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(apart)
+    made.chat_template = CHATML.replace("<|im_end|>\n", end)
+    _, told, _ = learned(made, CHAT)
+    assert told.split() == ["is", f"free{end}".strip(), "there", f"is{end}".strip()]
+    assert told.count("\n") == (2 if end == "\n" else 0)
 
 
 @pytest.mark.parametrize(

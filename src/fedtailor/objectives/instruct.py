@@ -232,7 +232,7 @@ def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], li
     """The tokens of a conversation, and which of them the assistant says.
 
     A template may mark them; else they are what its text has more with a turn than with the
-    beginning of that turn.
+    beginning of that turn, but for blanks behind a special token.
     """
     template = _template(tokenizer)
     if "{% generation" in template.replace("{%-", "{%"):
@@ -241,6 +241,7 @@ def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], li
         )
         return marked["input_ids"], [bool(one) for one in marked["assistant_masks"]]
     text = rendered(turns, tokenizer, row)
+    ends = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
     spans = []
     for number, turn in enumerate(turns):
         if turn["role"] == "assistant":
@@ -254,7 +255,8 @@ def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], li
                     "the chat template writes earlier turns otherwise once others follow; give "
                     "model.chat_template, one that marks the answers with {% generation %}"
                 )
-            spans.append((len(before), len(after)))
+            said = after.rstrip()  # a line end behind a turn's own end is no answer's
+            spans.append((len(before), len(said if said.endswith(ends) else after)))
     whole = tokenizer(text, add_special_tokens=False, verbose=False).encodings[0]
     starts = [start for start, _ in whole.offsets]
     return whole.ids, [any(a <= start < b for a, b in spans) for start in starts]
