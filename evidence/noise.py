@@ -26,7 +26,8 @@ PAGE = HERE.parent / "docs" / "noise.md"
 FIGURE = HERE.parent / "docs" / "images" / "noise.svg"
 FILE = "privacy.toml"
 ALONE = "local"
-LEVELS = ("30", "8", "3", "1")
+OPEN = "none"  # no noise, no bound, and rates of their own
+LEVELS = (OPEN, "30", "8", "3", "1")  # epsilons
 MAIN = "8"  # the epsilon that has several seeds, and chose the rates
 FIRST = 0  # the seed that every epsilon has
 
@@ -95,6 +96,8 @@ def _alpha(run: Run) -> float:
 
 
 def _level(run: Run) -> str:
+    if _value(run, "preset") == "open":
+        return OPEN
     return f"{float(_value(run, 'privacy.epsilon') or MAIN):g}"
 
 
@@ -131,7 +134,7 @@ def _ahead(results: Results, alpha: float) -> str:
 
 
 def _table(results: Results, alpha: float) -> str:
-    header = ["method", *(f"epsilon {level}" for level in LEVELS), "seeds"]
+    header = ["method", "no noise", *(f"epsilon {level}" for level in LEVELS[1:]), "seeds"]
     header += [f"epsilon {MAIN}, all seeds", "over local"]
     rows = []
     for method in results.methods:
@@ -225,8 +228,9 @@ three rounds of all clients with three epochs each, `clip = 1`, delta 500^-1.1:
 | fedsdg, with equal weights | one branch of LoRA, and head | the other branch, and gates |
 
 Learning rates are the best of four on validation data (of five for local and six for fedavg, whose
-best of four were at an end), with noise at epsilon 8, at Dirichlet 0.3 and seed 10. They stand for
-all columns.
+best of four were at an end), with noise at epsilon 8, at Dirichlet 0.3 and seed 10; they stand for
+every epsilon. Without noise, and without the bound, they are chosen likewise from 0.003, 0.01 and
+0.03. Training alone sends nothing, so its rate and its results are the same in all columns.
 """
 
 _TABLES = """## Accuracy
