@@ -118,6 +118,11 @@ def test_a_metric_that_is_undefined_is_not_a_number() -> None:
     flat, other = np.full(3, 37.0), np.array([[36.0], [37.0], [38.0]])
     undefined = {name for name, one in Regression.metrics.items() if np.isnan(one(flat, other))}
     assert undefined == {"r2", "pearson", "spearman"}
+    same = np.full((3, 1), 37.0)  # a model that has collapsed
+    assert [Regression.metrics[name](other[:, 0], same) for name in ("pearson", "spearman")] == [
+        0,
+        0,
+    ]
     assert Regression.metrics["rmse"](flat, other) == pytest.approx((2 / 3) ** 0.5)
 
 

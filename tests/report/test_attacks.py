@@ -37,7 +37,7 @@ def test_methods_by_attacks(make_run: MakeRun) -> None:
     assert personal.title == "Personal models: test accuracy (%)"
     assert shared.title == "Global models: test accuracy (%)"
     assert personal.flat_header == [
-        "method", "no attack", "sign-flip, 20\u00a0%, strength 5", "mimic, 2 clients",
+        "method", "no attack", "sign-flip, 20\u00a0%, strength 5", "mimic, clients 1 and 4",
     ]  # fmt: skip
     assert [row[0] for row in personal.cells] == ["fedsdg", "local", "fedavg"]
     rows = {row.label: row.personal_model for row in table([read(clean)]).rows}

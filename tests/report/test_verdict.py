@@ -194,9 +194,27 @@ def test_an_unfinished_run_is_judged_by_the_seeds_that_all_methods_have(tmp_path
     assert not found.left_out
     assert "Training has not ended, so the order may change." in found.text
     assert found.next_step == f"fedtailor run {tmp_path}/run"
+    begun.write_text(json.dumps(commit | {"finished": False, "stopped": True, "rounds": 3}))
+    stopped = verdict_of(path)  # by a callback, for good
+    assert "Training has not ended, so the order may change." not in stopped.text
     assert {one.num_seeds for one in found.differences} == {1}  # those that chose
     shutil.rmtree(path / "methods/local/seed-1")
     assert "Some methods or seeds have not begun, so the order may change." in verdict_of(path).text
+
+
+def test_results_that_are_no_numbers_allow_no_claim(tmp_path: Path) -> None:
+    test = {"fedsdg": around(0.6), "fedavg": around(0.5), "local": ALONE}
+    path = written(tmp_path / "run", test)
+    file = path / "methods/fedavg/seed-0/clients.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        line["accuracy"][3] = line["loss"][3] = None
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = verdict_of(path)
+    one = over(found, "fedavg")
+    assert (one.words, one.num_clients) == ("some results are no numbers", K - 1)
+    assert found.left_out["fedavg"] == "has validation results that are not numbers"
+    assert "clearly better than local." in found.text[0]
 
 
 def test_text_and_json_have_the_verdict_and_the_best_first(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedtailor.errors import InputError
-from fedtailor.store.metrics import best_round, summarise
+from fedtailor.store.metrics import best_round, sizes_of, summarise, summary
+from fedtailor.store.records import EvaluationLine
 
 
 def test_summary_leaves_out_clients_without_examples() -> None:
@@ -32,6 +33,16 @@ def test_a_missing_value_with_examples_is_the_worst(higher_is_better: bool) -> N
     assert math.isnan(found.worst)
     assert math.isnan(found.mean)
     assert found.clients == 3
+
+
+def test_a_client_that_diverged_is_no_number_and_not_undefined() -> None:
+    f1 = [0.5, None, None]
+    line = EvaluationLine(
+        1, "personal", "test", [0, 1, 2], [4, 4, 4], loss=[0.5, 0.5, None], accuracy=f1,
+        metrics={"f1": f1},
+    )  # fmt: skip
+    assert sizes_of(line, "f1") == [4, 0, 4]
+    assert math.isnan(summary(line, "f1").mean)
 
 
 def test_no_examples_at_all_is_refused() -> None:

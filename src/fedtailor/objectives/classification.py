@@ -92,13 +92,12 @@ def auc(labels: Labels, probabilities: Probabilities) -> float:
 
 
 def matthews(labels: Labels, probabilities: Probabilities) -> float:
-    """Matthews' correlation of the labels and the most probable classes, as GLUE measures CoLA; NaN
-    where all labels, or all predictions, are one class."""
+    """Matthews' correlation of the labels and the most probable classes, as GLUE measures CoLA: 0
+    where all predictions are one class. NaN where all labels are."""
     from sklearn.metrics import matthews_corrcoef
 
-    predicted = probabilities.argmax(1)
-    varies = len(np.unique(labels)) > 1 and len(np.unique(predicted)) > 1
-    return float(matthews_corrcoef(labels, predicted)) if varies else math.nan
+    varies = len(np.unique(labels)) > 1
+    return float(matthews_corrcoef(labels, probabilities.argmax(1))) if varies else math.nan
 
 
 def f1(labels: Labels, probabilities: Probabilities) -> float:

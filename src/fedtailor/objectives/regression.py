@@ -48,22 +48,23 @@ def r2(targets: Numbers, predictions: Numbers) -> float:
 
 
 def pearson(targets: Numbers, predictions: Numbers) -> float:
-    """Pearson's correlation; NaN where all targets, or all predictions, are equal."""
+    """Pearson's correlation: 0 where all predictions are equal, NaN where all targets are."""
     from scipy.stats import pearsonr
 
     return _correlation(pearsonr, targets, predictions[:, 0])
 
 
 def spearman(targets: Numbers, predictions: Numbers) -> float:
-    """Spearman's rank correlation; NaN where all targets, or all predictions, are equal."""
+    """Spearman's rank correlation: 0 where all predictions are equal, NaN where all targets are."""
     from scipy.stats import spearmanr
 
     return _correlation(spearmanr, targets, predictions[:, 0])
 
 
 def _correlation(function: Any, targets: Numbers, predictions: Numbers) -> float:
-    varies = len(targets) > 1 and np.ptp(targets) and np.ptp(predictions)
-    return float(function(targets, predictions).statistic) if varies else math.nan
+    if len(targets) < 2 or not np.ptp(targets):
+        return math.nan
+    return float(function(targets, predictions).statistic) if np.ptp(predictions) else 0.0
 
 
 class Exported(ABC):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from ..store.metrics import Metric, bare, higher_is_better, is_percentage
+from ..store.metrics import Metric, bare, higher_is_better, is_percentage, sizes_of
 from ..store.read import Run
 from ..store.selection import by_round
 from .paired import paired
@@ -19,7 +19,9 @@ from .untrained import unequal_turns, untrained_clients
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
 
 Division = tuple[int, str, str]  # a seed, the data, and how they are divided
-Reading = Literal["better", "worse", "may be chance", "trained unequally"]
+Reading = Literal[
+    "better", "worse", "may be chance", "trained unequally", "some results are no numbers"
+]
 Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
 HeldOut = Literal["test", "validation"]
 ByClient = Mapping[str, float]
@@ -30,7 +32,8 @@ class Difference:
     """How much better ``method`` is than ``over``, with a 95 % interval.
 
     Positive is better, of a loss, too. ``reading`` says what the interval allows to say: nothing
-    where one of them is training alone, and its clients trained unequally often. Of
+    where one of them is training alone, and its clients trained unequally often, or where a model
+    has diverged: that client is left out. Of
     ``num_clients`` clients ``num_worse_off`` do worse with ``method``. Where each seed divides the
     data anew, a client counts once a seed. ``trained`` is the same over the clients that had
     trained with both, where some had not (``num_untrained``); None if none had, too.
@@ -61,7 +64,7 @@ class Difference:
     @property
     def words(self) -> str:
         """What the data show, for a table."""
-        if not self.is_fair:
+        if self.reading in ("trained unequally", "some results are no numbers"):
             return self.reading
         if self.low == self.value == self.high == 0:
             return "equal"
@@ -116,11 +119,12 @@ class MethodResults:
 
     ``has_names``: a client of one name is the same one with every seed. ``untrained`` are clients
     that had not trained. ``is_fair``: it is not training alone with clients that trained
-    unequally often.
+    unequally often. ``lost``: how many clients have results that are no numbers.
     """
 
     label: str
     by_division: Mapping[Division, ByClient]
+    lost: Mapping[Division, int]
     has_names: bool
     untrained: Mapping[Division, Collection[str]]
     is_fair: bool
@@ -133,6 +137,7 @@ class MethodResults:
         all)."""
         sign = 1 if higher_is_better(metric) else -1
         found, untrained = dict[Division, ByClient](), dict[Division, Collection[str]]()
+        lost = dict[Division, int]()
         for trial, selected in reported(entry):
             evaluation = by_round(trial, "personal", split).get(selected.round)
             if evaluation is None or (seeds and trial.seed not in seeds):
@@ -146,20 +151,24 @@ class MethodResults:
                 for client, value, _ in scores(evaluation, metric)
                 if math.isfinite(value)
             }
+            lost[division] = sum(map(bool, sizes_of(evaluation, metric))) - len(found[division])
         has_names = all(part.names is not None for part in entry.run.partitions.values())
-        return MethodResults(entry.label, found, has_names, untrained, unequal_turns(entry) is None)
+        is_fair = unequal_turns(entry) is None
+        return MethodResults(entry.label, found, lost, has_names, untrained, is_fair)
+
+    def _shared(self, other: MethodResults) -> list[Division]:
+        return [division for division in self.by_division if division in other.by_division]
 
     def pairs(
         self, other: MethodResults, *, trained: bool = False
     ) -> Iterator[tuple[int, ByClient, ByClient]]:
         """Yield the seed, and the results of the clients that both methods have; ``trained``: of
         those that have trained with both."""
-        for division, ours in self.by_division.items():
-            if division in other.by_division:
-                theirs = other.by_division[division]
-                never = {*self.untrained[division], *other.untrained[division]} if trained else ()
-                both = [client for client in ours if client in theirs and client not in never]
-                yield division[0], {k: ours[k] for k in both}, {k: theirs[k] for k in both}
+        for division in self._shared(other):
+            ours, theirs = self.by_division[division], other.by_division[division]
+            never = {*self.untrained[division], *other.untrained[division]} if trained else ()
+            both = [client for client in ours if client in theirs and client not in never]
+            yield division[0], {k: ours[k] for k in both}, {k: theirs[k] for k in both}
 
     def by_client(self, other: MethodResults, *, trained: bool = False) -> dict[Client, float]:
         """Return the differences by client; where it is the same one with every seed, their
@@ -183,7 +192,9 @@ class MethodResults:
             same_clients=self.has_names and other.has_names,
         )
         reading: Reading = "may be chance"
-        if not (self.is_fair and other.is_fair):
+        if any(one.lost[division] for one in (self, other) for division in self._shared(other)):
+            reading = "some results are no numbers"
+        elif not (self.is_fair and other.is_fair):
             reading = "trained unequally"
         elif len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
             reading = "better" if result.low > 0 else "worse"

@@ -50,11 +50,18 @@ def attack_name(attack: Attack) -> str:
 
     >>> attack_name(Attack("sign-flip", 0.2, strength=5.0)).split("\\n")
     ['sign-flip,', '20\\xa0%, strength 5']
+    >>> attack_name(Attack("backdoor", clients=[3, 8], target=1)).split("\\n")
+    ['backdoor,', 'clients 3 and 8, target 1']
     """
     if attack.kind == "none":
         return NO_ATTACK
     share = f"{100 * attack.fraction:.3g}\u00a0%"
-    who = f"{len(attack.clients)} clients" if attack.clients else share
+    who = f"clients {in_prose(list(map(str, attack.clients)))}" if attack.clients else share
+    usual = Attack()
+    if attack.target != usual.target:
+        who += f", target {attack.target}"
+    if attack.poisoned != usual.poisoned:
+        who += f", {100 * attack.poisoned:.3g}\u00a0% poisoned"
     rounds = [f"from round {attack.first_round}"] if attack.first_round > 1 else []
     if attack.last_round is not None:
         rounds.append(f"to round {attack.last_round}")

@@ -104,7 +104,7 @@ def choose(members: Sequence[Entry]) -> Choice:
     else each run's own."""
     metric = metric_of([entry.run for entry in members])
     of_runs = [set(entry.run.experiment["seeds"]) for entry in members]
-    ended = [{trial.seed for trial in entry.trials if trial.commit.ended} for entry in members]
+    ended = [{trial.seed for trial in entry.trials if trial.commit.is_done} for entry in members]
     common = set[int].intersection(*of_runs)
     seeds = common.intersection(*ended) or common
     scores, left_out = dict[str, float](), dict[str, str]()
@@ -125,8 +125,10 @@ def _score(entry: Entry, metric: Metric, seeds: Sequence[int]) -> float | str:
     if missing := [str(seed) for seed in seeds if seed not in trials]:
         return f"lacks seed {', '.join(missing)}"
     found = [validated(trials[seed], "personal", select_by(entry.run)) for seed in seeds]
-    value = rounded(mean(summary(one[1], metric).mean if one else math.nan for one in found))
-    return "has no validation results" if math.isnan(value) else value
+    if not all(found):
+        return "has no validation results"
+    value = rounded(mean(summary(one[1], metric).mean for one in found if one))
+    return "has validation results that are not numbers" if math.isnan(value) else value
 
 
 def has_all(run: Run) -> bool:

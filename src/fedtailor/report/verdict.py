@@ -179,7 +179,7 @@ def _warnings(
                 f"{entry.label} could not aggregate in {empty} of {len(rounds)} rounds (run.log "
                 "says why)."
             )
-    if not all(trial.commit.ended for entry in entries for trial in entry.trials):
+    if not all(trial.commit.is_done for entry in entries for trial in entry.trials):
         yield "Training has not ended, so the order may change."
     elif not all(has_all(entry.run) for entry in entries):
         yield "Some methods or seeds have not begun, so the order may change."
@@ -204,7 +204,7 @@ def _command(
     entries: Sequence[Entry], best: Entry | None, runs: Sequence[str], *, is_poor: bool
 ) -> str:
     """The command that goes on with a run that has not ended, or else predicts with ``best``."""
-    if not all(trial.commit.ended for entry in entries for trial in entry.trials):
+    if not all(trial.commit.is_done for entry in entries for trial in entry.trials):
         return shlex.join(["fedtailor", "run", runs[0]]) if len(runs) == 1 else ""
     if best is None or is_poor or not all(has_all(entry.run) for entry in entries):
         return ""

@@ -178,12 +178,12 @@ def values_of(evaluation: ClientResults, metric: Metric) -> Sequence[float | Non
 
 def sizes_of(evaluation: ClientResults, metric: Metric) -> list[int]:
     """Return the clients' numbers of examples; 0 where one of the experiment's own metrics is
-    undefined."""
+    undefined. Where the loss is no number, either, the model has diverged: no metric is one."""
     values = values_of(evaluation, metric)
     if metric in ("accuracy", "loss"):
         return list(evaluation.num_examples)
-    pairs = zip(values, evaluation.num_examples, strict=True)
-    return [0 if value is None else count for value, count in pairs]
+    known = zip(values, evaluation.loss, evaluation.num_examples, strict=True)
+    return [0 if value is None and loss is not None else count for value, loss, count in known]
 
 
 def summary(evaluation: ClientResults, metric: Metric) -> Summary:

@@ -118,6 +118,11 @@ class Commit:
         """Whether a run would not go on with it by itself: it has finished, or diverged."""
         return self.finished or self.diverged is not None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, or a callback stopped it."""
+        return self.ended or self.stopped
+
     def has_ended(self, rounds: int) -> bool:
         """Whether it has diverged, or finished with so many ``rounds``: some may be added."""
         return (self.finished and self.round >= rounds) or self.diverged is not None
@@ -308,6 +313,8 @@ class Attack:
     strength: float | None = None
     first_round: Count = 1
     last_round: Count | None = None
+    target: Count = 0
+    poisoned: Amount = 0.5
 
 
 @dataclass(frozen=True)
