@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import fedtailor as ft
-from fedtailor.export.folder import export_model
+from fedtailor.data.templates import Template
+from fedtailor.export.folder import _prompts, export_model
 from fedtailor.runs.trained import open_trained
 from tests import kinds
 from tests.models.small import CAUSAL, DECODERS, VOCABULARY, save
@@ -122,16 +123,33 @@ def test_chats_are_read_as_predict_reads_them(tmp_path: Path) -> None:
         rows.writerow(["the ward", "is the bed", ""])
         rows.writerow(["", "is", "the bed"])
         rows.writerow(["", json.dumps(more), ""])
-    asked = [json.dumps(told), "is\n\nthe bed", json.dumps(more)]
+        rows.writerow(["the ward", str([told[1], more[1]]), ""])  # as pandas writes it, answered
+    asked = [json.dumps(told), "is\n\nthe bed", json.dumps(more), json.dumps(told)]
     model = ft.load_model(run, "fedavg", "a")
 
     def use(given: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "use.py", given]
         return subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
 
-    expected = [" ".join(text.split("\n")) for text in model.predict(asked, max_new_tokens=40)]
+    expected = [" ".join(text.split("\n")) for text in model.predict(asked)]
     done = use(str(tmp_path / "asked.csv"))
     assert (done.stdout.splitlines(), done.stderr) == (expected, "")
     done = use("bed " * 40)
     assert (done.returncode, done.stdout) == (2, "")
     assert "a conversation of 42 tokens, and the model reads 40" in done.stderr
+    data = ft.DataConfig(
+        path="asked.csv", task="instruct", client="client", text_pair="input",
+        templates=(Template(("a",), "is {input} {prompt}"),),
+    )  # fmt: skip
+    about = json.loads((out / "export.json").read_text())
+    assert _prompts(data, "b", about["chat"])["chat"]["context"] == ["input"]
+    (out / "export.json").write_text(json.dumps(about | _prompts(data, "a", about["chat"])))
+    (tmp_path / "asked.csv").write_text("input,prompt\nthe bed,night\n")
+    done = use(str(tmp_path / "asked.csv"))
+    assert done.stdout.splitlines() == [
+        " ".join(model.predict(["is the bed night"])[0].split("\n"))
+    ]
+    (tmp_path / "asked.csv").write_text("input\nthe bed\n")
+    done = use(str(tmp_path / "asked.csv"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "it has no column 'prompt', but input" in done.stderr

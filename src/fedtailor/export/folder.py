@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..data import Data, Dataset
+from ..data import Data, DataConfig, Dataset
 from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params, with_lora
@@ -294,6 +294,18 @@ def _write_base(network: Network, out: Path, base: Path, *, weights: bool) -> st
     return "base" if base.parent == out else f"../{base.name}"
 
 
+def _prompts(
+    data: DataConfig, client: str | None, chat: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """The columns of conversations as the run read them, and the client's template."""
+    context = {"context": [data.text_pair]} if data.text_pair else {}
+    template = next((one for one in data.templates if client in one.clients), None)
+    if template is None:
+        return {"chat": {**chat, **context}}
+    words = {"template": template.prompt}
+    return {"chat": {**chat, **context, **words}, "columns": template.columns}
+
+
 def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[str, Any]) -> None:
     """What every export has: its description, tokenizer, code and card."""
     experiment, network, data = model.experiment, model.network, model.data
@@ -327,6 +339,8 @@ def _write_rest(model: ClientModel, portable: Portable, out: Path, files: dict[s
         "inputs": network.inputs(),
         **files,
     }
+    if "chat" in about:
+        about |= _prompts(experiment.data, model.client, about["chat"])
     (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     if network.backbone.tokenizer is not None:
         network.backbone.tokenizer.save_pretrained(str(out))

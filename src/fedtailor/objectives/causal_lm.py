@@ -36,7 +36,7 @@ class Exported(ABC):
         """Whether only the beginning of a long text is read."""
         return not self.about.get("chat")
 
-    def generate(self, text: str, tokens: int = 40) -> str:
+    def generate(self, text: str, tokens: int = 32) -> str:
         """Continue ``text`` by at most so many tokens, each time the most probable one.
 
         The result is no longer than what the model reads.
@@ -88,20 +88,32 @@ class Exported(ABC):
         of messages in JSON."""
         found: Any = self.batch([text])
         if self.about.get("chat"):
+            turns = self._turns(text)
+            while len(turns) > 1 and turns[-1]["role"] == "assistant":  # what it is to say itself
+                turns.pop()
             found = self.tokenizer.apply_chat_template(
-                self._turns(text), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+                turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
             )
         ids: Tensor = found["input_ids"]
         return ids
 
-    def conversation(self, text: str, row: Mapping[str, str]) -> str:
-        """Return a text as messages in JSON, with the system prompt and the context of its row."""
+    def conversation(self, column: str, row: Mapping[str, str]) -> str:
+        """Return the text of a row's ``column`` as messages in JSON, in the words of the client's
+        template if it has one, with the row's system prompt and context."""
         import json
+        from errno import EINVAL
 
+        template = self.about["chat"].get("template")
+        used = self.about["columns"] if template else [column]
+        if absent := [name for name in used if name not in row]:
+            raise OSError(
+                EINVAL, f"it has no column {absent[0]!r}, but {', '.join(row)}", "the table"
+            )
         system, context = (
-            [row[name] for name in self.about["chat"][part] if row.get(name)]
+            [row[name] for name in self.about["chat"][part] if row.get(name) and name not in used]
             for part in ("system", "context")
         )
+        text = template.format_map(row) if template else row[column] or ""
         turns = self._turns(text)
         if context and turns == [{"role": "user", "content": text}]:
             turns[0]["content"] = f"{text}\n\n{context[0]}"
@@ -110,13 +122,15 @@ class Exported(ABC):
         return json.dumps(turns)
 
     def _turns(self, text: str) -> list[dict[str, str]]:
+        import ast
         import json
+        from contextlib import suppress
         from errno import EINVAL
 
-        try:
-            turns = json.loads(text) if text.lstrip()[:1] == "[" else None
-        except ValueError:
-            turns = None
+        turns: Any = None
+        for read in (json.loads, ast.literal_eval) if text.lstrip()[:1] == "[" else ():
+            with suppress(ValueError, SyntaxError, RecursionError):
+                turns = turns or read(text)
         if not isinstance(turns, list) or not all(isinstance(one, dict) for one in turns or [0]):
             return [{"role": "user", "content": text}]
         if not all(isinstance(one.get(name), str) for one in turns for name in ("role", "content")):

@@ -107,7 +107,7 @@ class Exported(ABC):
         """Return the tag of each word, for every list of words or text that blanks divide; None for
         words that are beyond what the model reads."""
         tags = list(self.about["id2label"].values())
-        apart = [[f" {word}" for word in self.words(one)] for one in inputs]
+        apart = list(map(self.apart, inputs))
         answers: list[list[str | None]] = []
         for words, logits in zip(apart, self.outputs(apart), strict=True):
             places = self.tokenizer(
@@ -130,16 +130,23 @@ class Exported(ABC):
         """Return the lines of each text, with an empty line between texts."""
         return "\n\n".join(map(self.say, texts))
 
+    def apart(self, given: Any) -> list[str]:
+        """Return the words as the tokenizer takes them."""
+        return [f" {word}" for word in self.words(given)]
+
     @staticmethod
     def words(given: Any) -> list[str]:
-        """Return the words of a list, also as JSON, or of a text."""
+        """Return the words of a list, also as JSON or Python writes it, or of a text."""
+        import ast
         import json
+        from contextlib import suppress
 
-        try:
-            found = json.loads(given) if isinstance(given, str) else list(given)
-        except ValueError:
-            found = None
-        return found if isinstance(found, list) else given.split()
+        if not isinstance(given, str):
+            return list(given)
+        for read in (json.loads, ast.literal_eval) if given.lstrip()[:1] == "[" else ():
+            with suppress(ValueError, SyntaxError, RecursionError):
+                return list(map(str, read(given)))
+        return given.split()
 
     @abstractmethod
     def outputs(self, inputs: Sequence[Any]) -> list[Tensor]:

@@ -139,7 +139,10 @@ class Base(Exported):
         return ids, encoding.type_ids[: len(ids)], is_cut
 
     def _say_cut(self, texts: Sequence[Any]) -> None:
-        if getattr(self, "cuts", True) and (count := sum(self._read(text)[2] for text in texts)):
+        if not getattr(self, "cuts", True):
+            return
+        read = getattr(self, "apart", lambda text: text)
+        if count := sum(self._read(read(text))[2] for text in texts):
             most = self.about["max_length"]
             print(
                 f"{count} of {len(texts)} texts are longer than {most} tokens: only their first "
@@ -210,7 +213,7 @@ def _read_texts(
     joined: Callable[[str, Mapping[str, str]], str] | None,
 ) -> list[Any]:
     """The texts of a .txt file, one a line, or of a .csv file: those of the first of ``columns``
-    that it has, or of both columns of a ``pair``; ``joined`` makes one of such a text and its row.
+    that it has, or of both columns of a ``pair``; ``joined`` makes one of that column and a row.
 
     Raises:
         OSError: it is missing, or is none that can be read.
@@ -240,7 +243,7 @@ def _read_texts(
     if column is None:
         wanted = " or ".join(map(repr, columns))
         raise OSError(EINVAL, f"it has no column {wanted}, but {', '.join(names)}", str(file))
-    return [joined(row[column] or "", row) if joined else row[column] or "" for row in rows]
+    return [joined(column, row) if joined else row[column] or "" for row in rows]
 
 
 def _names_a_file(given: str) -> bool:
