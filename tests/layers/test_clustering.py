@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedtailor.layers.clustering import mixture_assignments
+from fedtailor.layers.clustering import likeness, mixture_assignments
 
 F64 = NDArray[np.float64]
 
@@ -36,6 +36,18 @@ def test_labels_carry_over_from_the_last_assignments(order: tuple[int, ...]) -> 
         last[client, order[group]] = 0.7
     labels = mixture_assignments(gram, last, 3, 1e-2, seed=1).argmax(1).tolist()
     assert labels == [order[group] for group in groups]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_newcomers_are_assigned_to_the_clusters_that_are_there(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(2, 40))
+    groups = rng.permutation(np.repeat([0, 1], 5))
+    models = 3 * centres + rng.normal(size=40)  # what both have learned
+    both = torch.tensor(np.concatenate([models, centres[groups] + rng.normal(size=(10, 40)) / 2]))
+    gram = both @ both.T
+    found = mixture_assignments(gram[2:, 2:], likeness(gram, 2), 2, 1e-2, seed=seed)
+    assert found.argmax(1).tolist() == groups.tolist()
 
 
 def test_a_cluster_without_clients_gets_none() -> None:

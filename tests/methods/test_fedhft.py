@@ -129,6 +129,20 @@ def test_one_round_of_three_clients_and_two_clusters(exact: bool) -> None:
     assert not new["start"].equal(server["start"])
 
 
+def test_a_cohort_of_newcomers_joins_the_clusters_that_are_there() -> None:
+    method = FedHFT(clusters=2, rank=2, mask_ratio=0.0, warmup_rounds=0)
+    task = Task(linear_backbone(W0), method.adapt)
+    server = server_of(method, task)
+    members = torch.tensor([1, 0, 1, 0, 0, 1])
+    server["assignments"] = torch.cat([torch.full((6, 2), 0.5), torch.tensor([[0.9, 0.1]])])
+    noise = 0.05 * random.normal(key("noise"), (6, 4, 2))
+    upload = {"linear.A": server["linear.A"][members], "linear.kept": torch.ones(6, 4).bool()}
+    upload["linear.B"] = server["linear.B"][members] + noise
+    weights = torch.ones(6, dtype=torch.float64)
+    new = method.aggregate(task, server, upload, Cohort(tuple(range(6)), weights, 3, key(7)))
+    assert new["assignments"][:6].argmax(1).equal(members)
+
+
 def test_rows_are_weighed_by_assignment_examples_and_mask() -> None:
     w, kept = RNG.random(3), RNG.random((3, 4)) > 0.3
     kept[:, 2] = False

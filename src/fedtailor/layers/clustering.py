@@ -63,3 +63,25 @@ def mixture_assignments(
         warnings.simplefilter("ignore", ConvergenceWarning)
         new[:, present] = mixture.fit(X).predict_proba(X)
     return torch.tensor(new, device=p.device)
+
+
+def likeness(gram: Tensor, clusters: int) -> Tensor:
+    """How alike each of c updates is to the model of each of C clusters, in shares: the softmax of
+    ten times the cosine of the update and what sets the model apart from the models' mean.
+
+    Args:
+        gram: inner products of the models and the updates, ``[C + c, C + c]``.
+        clusters: C.
+
+    Returns:
+        ``[c, C]``, rows that sum to 1.
+
+    >>> models, updates = torch.eye(2), torch.tensor([[0.1, 0.9], [2.0, 0.0]])
+    >>> both = torch.cat([models, updates])
+    >>> likeness(both @ both.T, 2).argmax(1).tolist()
+    [1, 0]
+    """
+    products = gram[:, :clusters] - gram[:, :clusters].mean(1, keepdim=True)
+    apart = products[:clusters] - products[:clusters].mean(0)  # of the centred models
+    lengths = apart.diagonal().clamp(min=0).sqrt() * gram.diagonal()[clusters:, None].sqrt()
+    return (10 * products[clusters:] / lengths.clamp(min=1e-300)).softmax(1)

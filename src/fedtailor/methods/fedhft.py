@@ -32,7 +32,8 @@ Differs from the paper:
   received mixture; with ``"round"`` it is Delta_k alone, which no longer tells groups of clients
   apart once their adapters fit. At the first clustering both are equal.
 - The Gaussians have diagonal covariances. EM starts from the last assignments, so that clusters
-  keep their numbers. Clients outside the cohort keep their assignments. A cluster to which no
+  keep their numbers; in a cohort of clients that have none, from how alike updates are to the
+  clusters' models. Clients outside the cohort keep their assignments. A cluster to which no
   client of the cohort belongs is left out of the round. A round with fewer uploads than clusters
   keeps all assignments: so few don't determine a mixture.
 - A row that nobody sent is not updated. Of equally important rows the first are masked.
@@ -51,7 +52,7 @@ from torch import Tensor, nn
 
 from .. import random
 from ..errors import InputError
-from ..layers.clustering import mixture_assignments
+from ..layers.clustering import likeness, mixture_assignments
 from ..layers.lora import (
     Alpha,
     LoRALayer,
@@ -300,11 +301,15 @@ class FedHFT(Method):
         for path in projections(task.backbone):
             Bs, As = (torch.cat([server[f"{path}.{f}"], uploads[f"{path}.{f}"]]) for f in "BA")
             grams.append(product_gram(Bs, As))  # [C + c, C + c]
+        of_all = torch.stack(grams).sum(0)
         received = p if self.updates == "total" else torch.zeros_like(p)
         combine = torch.cat([received, torch.eye(len(p)).to(p)], 1)  # [c, C + c]
-        gram = combine @ torch.stack(grams).sum(0) @ combine.T
+        gram = combine @ of_all @ combine.T
+        start = p
+        if p.eq(p[0, 0]).all() and server["assignments"].ne(server["assignments"][0, 0]).any():
+            start = likeness(of_all, self.clusters)  # a cohort of newcomers: clusters are there
         components, seed = self.components or self.clusters, int(cohort.key) % 2**32
-        return mixture_assignments(gram, p, components, self.reg_covar, seed)
+        return mixture_assignments(gram, start, components, self.reg_covar, seed)
 
     def finetune(
         self, task: Task, state: Params, batches: Sequence[Batch], context: ClientContext
