@@ -222,6 +222,7 @@ def test_rows_of_other_clients_are_counted_with_both_names() -> None:
     assert of_others(rows, "0", ["oslo", "rome"]).startswith(text.replace("'1',", "'oslo',"))
     assert of_others(Rows(["a"], clients=["oslo"]), "0", ["oslo"]) == ""
     assert of_others(Rows(["a"]), "oslo", ["oslo"]) == ""
+    assert of_others(rows, "0", None) == ""
 
 
 def test_a_number_is_no_position_where_classes_are_numbers() -> None:
@@ -236,17 +237,20 @@ def test_rows_name_their_clients(tmp_path: Path) -> None:
     data = DataConfig(path="train.csv", client="ward")
     made = table(tmp_path / "a.csv", "text,ward\none, oslo \ntwo,7\n")
     rows = read_rows(made, data, images=False)
-    assert clients_of(rows, made, data) == ["oslo", "7"]
+    names = ["7", "oslo"]
+    assert clients_of(rows, made, data, names) == ["oslo", "7"]
+    with pytest.raises(InputError, match=r"the run's clients are not those of column 'ward' .split"):
+        clients_of(rows, made, data, None)
     results = [Prediction("x", 1.0, {"x": 1.0})] * 2
     assert [o["client"] for o in as_objects(rows, results, DEFAULT, rows.clients)] == ["oslo", "7"]
     with pytest.raises(InputError, match=r"no column of clients .data\.client.; use --client"):
-        clients_of(rows, made, DATA)
+        clients_of(rows, made, DATA, names)
     other = table(tmp_path / "b.csv", "text\none\n")
     with pytest.raises(InputError, match=r"b\.csv has no column 'ward'"):
-        clients_of(read_rows(other, data, images=False), other, data)
+        clients_of(read_rows(other, data, images=False), other, data, names)
     empty = table(tmp_path / "c.csv", "text,ward\none,oslo\ntwo,\n")
     with pytest.raises(InputError, match=r"c\.csv, row 2: 'ward' is empty"):
-        clients_of(read_rows(empty, data, images=False), empty, data)
+        clients_of(read_rows(empty, data, images=False), empty, data, names)
 
 
 def test_whole_numbers_are_labels_however_they_are_spelt() -> None:

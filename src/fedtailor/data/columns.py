@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from ..objectives import OBJECTIVES, objective_of
-from ..objectives.cells import Cells, flag, is_blank
+from ..objectives.cells import Cells, flag, is_blank, is_whole
 from ..objectives.objective import Objective, Targets
 from . import images, other_tasks
 from .config import DataConfig
@@ -286,7 +286,7 @@ def _as_whole_numbers(train: Any, test: Any, name: str) -> Any:
         len(kinds) == 1
         or not kinds <= {"int64", "int32", "float64", "float32"}
         or hasattr(feature, "names")
-        or any(x is not None and x % 1 for x in test[name][:])
+        or any(isinstance(x, float) and not is_whole(x) for x in test[name][:])
     ):
         return test
     return test.cast_column(name, feature)

@@ -182,10 +182,18 @@ def _cell(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
 
-def clients_of(rows: Rows, source: str, data: DataConfig) -> Sequence[str]:
-    """Return the client of each row, as the column of clients says."""
+def clients_of(
+    rows: Rows, source: str, data: DataConfig, names: Sequence[str] | None
+) -> Sequence[str]:
+    """Return the client of each row, as the column of clients says. ``names`` are those of the
+    run's clients, if they have any."""
     if data.client is None:
         raise InputError("the run's data have no column of clients (data.client); use --client")
+    if names is None:
+        raise InputError(
+            f"the run's clients are not those of column {data.client!r} (split.scheme is not "
+            "'natural'); use --client"
+        )
     if rows.clients is None:
         raise InputError(f"{source} has no column {data.client!r}, which names each row's client")
     if "" in rows.clients:
@@ -331,9 +339,11 @@ def empty_texts(rows: Rows) -> str:
     return f"{count} rows have an empty text; their predictions say nothing" if count else ""
 
 
-def of_others(rows: Rows, client: str, names: Sequence[str]) -> str:
+def of_others(rows: Rows, client: str, names: Sequence[str] | None) -> str:
     """Return how many rows name another client than ``client``, whose model predicts, by name or by
-    number in ``names``, in words; nothing if none does."""
+    number in ``names``, in words; nothing if none does, or the run's clients have no names."""
+    if names is None:
+        return ""
     number = whole_number(client)
     known = client in names or number is None or number >= len(names)
     name = client if known else names[number or 0]
