@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Features, Value
 from datasets import Dataset as Table
 
 from fedtailor.data.config import DataConfig
@@ -144,6 +145,38 @@ def test_stdin_has_conversations_as_files_have(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.stdin", piped(json.dumps(parts)))
     drafted = DataConfig(path="chats.jsonl", task="instruct", text="prompt", label="response")
     assert read_rows("-", drafted, images=False).inputs == whole[:1]
+
+
+@pytest.mark.parametrize(("task", "label"), [("instruct", "response"), ("preference", "chosen")])
+def test_a_prompt_needs_no_second_text(
+    task: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = "rejected" if task == "preference" else "input"
+    data = DataConfig(path="rows", task=task, text="prompt", text_pair=second, label=label)
+    plain = table(tmp_path / "a.txt", "where\n")
+    assert read_rows(plain, data, images=False) == Rows(["where"])
+    monkeypatch.setattr("sys.stdin", piped("where\n"))
+    assert read_rows("-", data, images=False) == Rows(["where"])
+    Table.from_list([{"prompt": "where"}]).to_parquet(tmp_path / "a.parquet")
+    for made in (table(tmp_path / "a.csv", "prompt\nwhere\n"), str(tmp_path / "a.parquet")):
+        (told,) = map(json.loads, read_rows(made, data, images=False).inputs)
+        said = told["prompt"] if task == "preference" else told
+        assert said == [{"role": "user", "content": "where"}]
+
+
+def test_numbers_that_a_file_names_are_labels_by_name(tmp_path: Path) -> None:
+    rows = Table.from_dict(
+        {"text": ["a", "b"], "label": [1, -1], "id": [0, 1]},
+        features=Features({
+            "text": Value("string"), "label": ClassLabel(names=["good", "bad"]),
+            "id": ClassLabel(names=["x", "y"]),
+        }),
+    )  # fmt: skip
+    rows.to_parquet(tmp_path / "a.parquet")
+    data = DataConfig(path="train.csv", classes=("bad", "good"), client="id")
+    read = read_rows(str(tmp_path / "a.parquet"), data, images=False)
+    assert read == Rows(["a", "b"], ["bad", "-1"], ["0", "1"])
+    assert class_numbers(read.labels or (), data.classes) == [0, -1]
 
 
 def test_pictures_are_a_folder_or_one_file(tmp_path: Path) -> None:

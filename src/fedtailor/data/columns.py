@@ -153,12 +153,12 @@ def joined_inputs(
             f"data.client = {config.client!r} is how the task {objective.name!r} calls its own "
             "column; rename yours"
         )
-    label = config.label
-    if not answered and label not in columns:
-        label = None
+    second, label = config.text_pair, config.label
+    if not answered:
+        second, label = (name if name in columns else None for name in (second, label))
     every = columns
     columns = [name for name in columns if name != config.client]
-    used = objective.joined(columns, config.text, config.text_pair, label)
+    used = objective.joined(columns, config.text, second, label)
     for name in filter(None, used):
         find_column(columns, name, (), "data.text, data.text_pair or data.label")
     check_roles([*filter(None, used[:-1])], [used[-1]] if used[1:] else [], None, "data.")
