@@ -28,9 +28,7 @@ from .table import Dataset, Images, Indices, Ragged, Tokens
 from .tables import local_tables, message_of
 from .tokens import tokenise
 
-_REPEATS = (
-    "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
-)
+_REPEATS = "with the text of an earlier row{}, kept: one may be trained on, one tested"
 _NO_END = (
     "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
     "where a text ends"
@@ -235,23 +233,27 @@ def _of_texts(
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
     rest = "the rest and the end are" if objective.generates else "the rest is"
+    if objective.joins_columns:
+        rest = "the beginning and what does not fit of an answer are"
     limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
     repeated = rows[:0]
-    if groups is not None and objective.reads_targets:  # people repeat themselves
+    if objective.reads_targets or objective.joins_columns:  # else people repeat themselves
         repeated = _repeated(values, labelled, groups)
+    of = "" if groups is None else " of the same client"
     return [
         *told("no-text", too_short, f"{objective.nothing_learned}, left out"),
         *told("no-text", empty, "without text, kept as empty inputs"),
         *told("cut-text", cut, limit),
-        *told("repeated", repeated, _REPEATS),
+        *told("repeated", repeated, _REPEATS.format(of)),
     ]
 
 
-def _repeated(values: list[Any], rows: Indices, groups: Indices) -> Indices:
-    """The ``rows`` whose client has an earlier row with the same text."""
+def _repeated(values: list[Any], rows: Indices, groups: Indices | None) -> Indices:
+    """The ``rows`` whose client, if ``groups`` tell it, has an earlier row with the same text."""
     seen: set[tuple[int, Any]] = set()
     found = []
-    for row, client, text in zip(rows.tolist(), groups[rows].tolist(), values, strict=True):
+    clients = np.zeros_like(rows) if groups is None else groups[rows]
+    for row, client, text in zip(rows.tolist(), clients.tolist(), values, strict=True):
         key = client, text.strip() if isinstance(text, str) else tuple(text)
         if not _is_empty(text) and key in seen:
             found.append(row)
