@@ -272,7 +272,7 @@ def test_rows_name_their_clients(tmp_path: Path) -> None:
     rows = read_rows(made, data, images=False)
     names = ["7", "oslo"]
     assert clients_of(rows, made, data, names) == ["oslo", "7"]
-    with pytest.raises(InputError, match=r"the run's clients are not those of column 'ward' .split"):
+    with pytest.raises(InputError, match=r"clients are not those of column 'ward' .split"):
         clients_of(rows, made, data, None)
     results = [Prediction("x", 1.0, {"x": 1.0})] * 2
     assert [o["client"] for o in as_objects(rows, results, DEFAULT, rows.clients)] == ["oslo", "7"]

@@ -95,9 +95,7 @@ def _predict(options: argparse.Namespace) -> None:
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         print(f"fedtailor: {doubts}", file=sys.stderr)
-    if options.client is not None and (
-        others := tables.of_others(rows, options.client, names)
-    ):
+    if options.client is not None and (others := tables.of_others(rows, options.client, names)):
         print(f"fedtailor: {others}", file=sys.stderr)
     if empty := tables.empty_texts(rows):
         print(f"fedtailor: {empty}", file=sys.stderr)

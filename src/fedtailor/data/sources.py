@@ -37,6 +37,12 @@ _IGNORED = "which are ignored"
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
 Told = Callable[[Kind, Indices, str], list[Omission]]
 _TIMEOUT = 5.0  # seconds for the hub to answer
+_OF_HUB = {  # fields of data sets of the hub alone, and what they are without it
+    "subset": (None,),
+    "revision": (None,),
+    "train_split": ("train",),
+    "test_split": ("test", "none", None),
+}
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -286,11 +292,12 @@ def read_columns(config: DataConfig) -> Columns:
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path:
-        if config.revision is not None:
-            raise InputError(
-                f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "
-                "out beside data.path"
-            )
+        for field, usual in _OF_HUB.items():
+            if (value := getattr(config, field)) not in usual:
+                raise InputError(
+                    f"data.{field} = {brief(value)} is for data sets of the hub; leave it out "
+                    "beside data.path"
+                )
         train, test = local_tables(config.path, config.test_path, config)
         return source_columns.of_tables(train, test, config)
     if config.name in BUILTIN:
@@ -299,6 +306,11 @@ def read_columns(config: DataConfig) -> Columns:
         raise InputError(
             f"data.name = {brief(config.name)}: a hub data set is written owner/set, a file is "
             f"data.path; built-in: {', '.join(BUILTIN)}"
+        )
+    if config.test_path is not None:
+        raise InputError(
+            f"data.test_path = {brief(config.test_path)} is for files; of a data set of the hub "
+            "data.test_split names the test rows"
         )
     try:
         return _hub(config)
@@ -358,11 +370,9 @@ def _reach_hub() -> None:
 def _builtin(config: DataConfig) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
-    for field in (
-        "test_path", "subset", "revision", "text", "text_pair", "image", "label", "client",
-    ):  # fmt: skip
-        value = getattr(config, field)
-        if value is not None and not (field == "client" and value == builtin.client):
+    usual = dict.fromkeys(("test_path", "text", "text_pair", "image", "label"), (None,))
+    for field, allowed in (_OF_HUB | usual | {"client": (None, builtin.client)}).items():
+        if (value := getattr(config, field)) not in allowed:
             raise InputError(
                 f"data.{field} = {value!r} doesn't apply to the built-in {name!r}; leave it out"
             )

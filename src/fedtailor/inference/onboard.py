@@ -213,9 +213,8 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
             raise InputError(
                 f"the new client's data have {what} {value!r}; the run's have {ours!r}"
             )
-    read, ours = (
-        "pairs of texts" if pair else "no pairs of texts" for pair in (data.pair, wanted.get("pair"))
-    )
+    pairs = data.pair, wanted.get("pair")
+    read, ours = ("pairs of texts" if pair else "no pairs of texts" for pair in pairs)
     if read != ours:
         raise InputError(f"the new client's inputs are {read}; the run's are {ours}")
     if isinstance(data.inputs, Images):
