@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from datasets import Dataset as Table
 
-from fedtailor.data.columns import Columns
+from fedtailor.data import DataConfig
+from fedtailor.data.columns import Columns, of_tables
 from fedtailor.data.natural_clients import columns_of_client, encode_clients
 from fedtailor.errors import InputError
 from tests.data.labels import encode_labels
@@ -118,6 +120,21 @@ def test_whole_numbers_beside_empty_cells_stay_whole():
     numbers, names = encode_labels(columns([2.0, None, 0.0], [2.0]))
     assert names == ("0", "2")
     assert numbers.tolist() == [1, -1, 0, 1]
+
+
+def test_whole_numbers_that_floats_do_not_tell_apart_are_refused():
+    large = [2.0**63, 2.0**63, 2.0**63 + 2048]
+    told = "whole numbers such as 9223372036854775808 are too large to tell apart; write them as t"
+    with pytest.raises(InputError, match=told):
+        encode_clients(columns([0, 0], [0], clients=large))
+    with pytest.raises(InputError, match=told):
+        encode_labels(columns(large))
+    train, test = (
+        Table.from_dict({"text": ["a", "b"], "label": ["x", "y"], "id": ids})
+        for ids in ([2**53 - 1, 2**53 + 1], [2.0**53, None])
+    )
+    with pytest.raises(InputError, match="'id' is int64 in the training split but float64 in the"):
+        of_tables(train, test, DataConfig(client="id"))
 
 
 @pytest.mark.parametrize("clients", [["zoe", "al", "zoe"], [70, 9, 70]])

@@ -1,5 +1,6 @@
 """What is left out is counted by client, from the file to the federation."""
 
+import copy
 import csv
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from fedtailor.data import DataConfig, SplitConfig, load_data, partition
 from fedtailor.data.omissions import of_clients
+from fedtailor.models.chat import TEMPLATES
 
 ROWS = [
     *(("fine", "good", "berlin"), ("bad", "poor", "berlin"), ("long " * 9, "good", "berlin")),
@@ -48,6 +50,24 @@ def test_texts_that_a_client_has_several_times_are_told(tokenizer, tmp_path):
     ]
     chat = DataConfig(path=str(path), client="site", task="causal-lm")
     assert "repeated" not in {one.kind for one in load_data(chat, tokenizer).omissions}
+
+
+@pytest.mark.parametrize("task", ["classification", "instruct"])
+def test_texts_are_told_that_are_there_several_times_or_cut(task, tokenizer, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\na a a a a a,x\nb,y\na a a a a a,x\nb,x\n")
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = TEMPLATES["alpaca"]
+    config = DataConfig(path=str(path), task=task, text="text", label="label", max_length=7)
+    repeated, cut = {"classification": (2, 2), "instruct": (1, 4)}[task]
+    rest = {
+        "classification": "the rest is",
+        "instruct": "the beginning and what does not fit of an answer are",
+    }[task]
+    again = "with the text of an earlier row, kept: one may be trained on, one tested"
+    told = {one.kind: one.text for one in load_data(config, tokenizer).omissions}
+    assert told["cut-text"] == f"{cut} rows cut to 7 tokens, {rest} ignored (data.max_length)"
+    assert told["repeated"] == f"{repeated} row{'s' * (repeated > 1)} {again}"
 
 
 def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):

@@ -93,7 +93,18 @@ def test_pathological_clients_have_so_many_classes(digits):
 def test_fewer_clients_than_classes_leave_classes_out(digits):
     config = SplitConfig(clients=2, scheme="pathological", classes_per_client=2)
     parts = partition(digits, config, seed=0)
-    assert len(np.unique(digits.labels[rows_of(parts)])) <= 4
+    kept = np.unique(digits.labels[rows_of(parts)])
+    assert len(kept) <= 4
+    (told,) = parts.omissions
+    left = np.flatnonzero(~np.isin(digits.labels, kept))
+    lost = ", ".join(map(str, np.unique(digits.labels[left])))
+    assert told.text == (
+        f"{len(left):,} rows that split.scheme 'pathological' gives to no client, left out; no "
+        f"client has the classes {lost}"
+    )
+    (over,) = partition(digits, SplitConfig(clients=100, scheme="shards"), seed=0).omissions
+    assert over.text == "197 rows that split.scheme 'shards' gives to no client, left out"
+    assert not partition(digits, SplitConfig(clients=100), seed=0).omissions
 
 
 def test_shards_have_one_size_and_keep_every_class(digits):

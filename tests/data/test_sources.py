@@ -235,20 +235,27 @@ def test_bad_files(name, content, message, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (DataConfig(), "data.path must name your file, or data.name a data set"),
+        *(
+            (DataConfig(name=name), "data.path must name your file, or data.name a data set")
+            for name in (None, "")
+        ),
         (
             DataConfig(name="digits", path="a.csv"),
             "data.path must name your file, or data.name a data set",
         ),
         *(
             (DataConfig(name=name), "a hub data set is written owner/set, a file is data.path")
-            for name in ("/", "../..", "a/b/c", "", "a b", "/tmp", "own/../x")
+            for name in ("/", "../..", "a/b/c", "a b", "/tmp", "own/../x")
         ),
-        (
-            DataConfig(path="a.csv", revision="v1"),
-            "data.revision = 'v1' is for data sets of the hub",
+        *(
+            (DataConfig(**{source: name, field: "v1"}), f"data.{field} = 'v1' {message}")
+            for field in ("revision", "subset", "train_split", "test_split")
+            for source, name, message in (
+                ("path", "a.csv", "is for data sets of the hub; leave it out beside data.path"),
+                ("name", "digits", "doesn't apply to the built-in 'digits'"),
+            )
         ),
-        (DataConfig(name="digits", revision="v1"), "data.revision = 'v1' doesn't apply"),
+        (DataConfig(name="a/b", test_path="b.csv"), "data.test_path = 'b.csv' is for files; of a"),
         (DataConfig(name="digits", label="y"), "data.label = 'y' doesn't apply to .* 'digits'"),
         (DataConfig(name="chitchat", client="user"), "data.client = 'user' doesn't apply"),
         (DataConfig(name="digits", task="causal-lm"), "needs texts; these data are images"),

@@ -28,6 +28,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.optim import Optimiser
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig
+from tests import kinds
 from tests.engine.test_privacy import backbone
 from tests.inference.conftest import FEDERATION, NEW
 from tests.small import digits_backbone, digits_federation, without_checksum
@@ -236,3 +237,25 @@ def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> No
     novel = {e.split: e for e in last.evaluations if e.model == "novel"}
     for sums, split in zip(fitted.sums, ("validation", "test"), strict=True):
         assert sums[0] / sums[2] == novel[split].loss[0]  # type: ignore[index]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classification", "instruct"])
+def test_a_second_text_of_a_new_client_is_read(kind: str, tmp_path: Path) -> None:
+    rows = [["a bed", "for the patient", ("night", "noon")[n % 2]] for n in range(12)]
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["ask", "more", "said"], *rows])
+    data = ft.DataConfig(path=str(path), task=kind, text="ask", text_pair="more", label="said")
+    model = kinds.save_model(tmp_path / "model", kind, kinds.MODELS.get(kind, kinds.ENCODER))
+    experiment = ft.Experiment(
+        {"fedavg": FedAvg()}, rounds=1, data=data, split=ft.SplitConfig(2),
+        model=ft.ModelConfig(str(model)), engine=EngineConfig("sequential"),
+    )  # fmt: skip
+    out = ft.run(experiment, tmp_path / "run", summary=False).path
+    result = onboard(out, "fedavg", path, "lagos")
+    assert result.data == json.loads((out / "partitions/seed-0.json").read_text())["data"]
+    if kind == "classification":
+        one = ft.Data.from_csv(str(path), text="ask", label="said")
+        with pytest.raises(InputError, match="inputs are no pairs of texts; the run's are pairs o"):
+            onboard(out, "fedavg", one, "oslo")

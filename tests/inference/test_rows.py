@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Features, Value
 from datasets import Dataset as Table
 
 from fedtailor.data.config import DataConfig
@@ -146,6 +147,38 @@ def test_stdin_has_conversations_as_files_have(monkeypatch: pytest.MonkeyPatch) 
     assert read_rows("-", drafted, images=False).inputs == whole[:1]
 
 
+@pytest.mark.parametrize(("task", "label"), [("instruct", "response"), ("preference", "chosen")])
+def test_a_prompt_needs_no_second_text(
+    task: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = "rejected" if task == "preference" else "input"
+    data = DataConfig(path="rows", task=task, text="prompt", text_pair=second, label=label)
+    plain = table(tmp_path / "a.txt", "where\n")
+    assert read_rows(plain, data, images=False) == Rows(["where"])
+    monkeypatch.setattr("sys.stdin", piped("where\n"))
+    assert read_rows("-", data, images=False) == Rows(["where"])
+    Table.from_list([{"prompt": "where"}]).to_parquet(tmp_path / "a.parquet")
+    for made in (table(tmp_path / "a.csv", "prompt\nwhere\n"), str(tmp_path / "a.parquet")):
+        (told,) = map(json.loads, read_rows(made, data, images=False).inputs)
+        said = told["prompt"] if task == "preference" else told
+        assert said == [{"role": "user", "content": "where"}]
+
+
+def test_numbers_that_a_file_names_are_labels_by_name(tmp_path: Path) -> None:
+    rows = Table.from_dict(
+        {"text": ["a", "b"], "label": [1, -1], "id": [0, 1]},
+        features=Features({
+            "text": Value("string"), "label": ClassLabel(names=["good", "bad"]),
+            "id": ClassLabel(names=["x", "y"]),
+        }),
+    )  # fmt: skip
+    rows.to_parquet(tmp_path / "a.parquet")
+    data = DataConfig(path="train.csv", classes=("bad", "good"), client="id")
+    read = read_rows(str(tmp_path / "a.parquet"), data, images=False)
+    assert read == Rows(["a", "b"], ["bad", "-1"], ["0", "1"])
+    assert class_numbers(read.labels or (), data.classes) == [0, -1]
+
+
 def test_pictures_are_a_folder_or_one_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no pictures; allowed: .png"):
         read_rows(str(tmp_path), DATA, images=True)
@@ -222,6 +255,7 @@ def test_rows_of_other_clients_are_counted_with_both_names() -> None:
     assert of_others(rows, "0", ["oslo", "rome"]).startswith(text.replace("'1',", "'oslo',"))
     assert of_others(Rows(["a"], clients=["oslo"]), "0", ["oslo"]) == ""
     assert of_others(Rows(["a"]), "oslo", ["oslo"]) == ""
+    assert of_others(rows, "0", None) == ""
 
 
 def test_a_number_is_no_position_where_classes_are_numbers() -> None:
@@ -236,17 +270,20 @@ def test_rows_name_their_clients(tmp_path: Path) -> None:
     data = DataConfig(path="train.csv", client="ward")
     made = table(tmp_path / "a.csv", "text,ward\none, oslo \ntwo,7\n")
     rows = read_rows(made, data, images=False)
-    assert clients_of(rows, made, data) == ["oslo", "7"]
+    names = ["7", "oslo"]
+    assert clients_of(rows, made, data, names) == ["oslo", "7"]
+    with pytest.raises(InputError, match=r"clients are not those of column 'ward' .split"):
+        clients_of(rows, made, data, None)
     results = [Prediction("x", 1.0, {"x": 1.0})] * 2
     assert [o["client"] for o in as_objects(rows, results, DEFAULT, rows.clients)] == ["oslo", "7"]
     with pytest.raises(InputError, match=r"no column of clients .data\.client.; use --client"):
-        clients_of(rows, made, DATA)
+        clients_of(rows, made, DATA, names)
     other = table(tmp_path / "b.csv", "text\none\n")
     with pytest.raises(InputError, match=r"b\.csv has no column 'ward'"):
-        clients_of(read_rows(other, data, images=False), other, data)
+        clients_of(read_rows(other, data, images=False), other, data, names)
     empty = table(tmp_path / "c.csv", "text,ward\none,oslo\ntwo,\n")
     with pytest.raises(InputError, match=r"c\.csv, row 2: 'ward' is empty"):
-        clients_of(read_rows(empty, data, images=False), empty, data)
+        clients_of(read_rows(empty, data, images=False), empty, data, names)
 
 
 def test_whole_numbers_are_labels_however_they_are_spelt() -> None:

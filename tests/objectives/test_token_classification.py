@@ -143,6 +143,11 @@ def test_tags_come_as_lists_and_numbers_and_texts() -> None:
     named = TASK.targets(Cells([[0, 2], [2]], 2, classes=TAGS))
     assert named.classes == TAGS
     assert [tags for _, tags in named.values] == [[0, 2], [2]]
+    as_texts = TASK.targets(Cells(["0 2", "2"], 2), TAGS)
+    assert [tags for _, tags in as_texts.values] == [[0, 2], [2]]
+    assert found.note == named.note == as_texts.note == ""
+    for cells in ([[0, 2], [1]], ["0 2", "1"]):
+        assert TASK.targets(Cells(cells, 2)).note.startswith("the tags are numbers without names")
 
 
 def test_a_table_with_as_many_tags_as_words_is_recognised() -> None:

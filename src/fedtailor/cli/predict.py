@@ -67,7 +67,8 @@ def _predict(options: argparse.Namespace) -> None:
     classes, by_client = trained.data["classes"], options.by_client
     objective = trained.task.backbone.objective
     tables.check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)
-    clients = tables.clients_of(rows, options.input, data) if options.by_client else None
+    names = trained.data.get("names")
+    clients = tables.clients_of(rows, options.input, data, names) if by_client else None
     as_read = sys.stdout.isatty() and not (options.json or options.keep or options.out)
     streams = objective.writes and clients is None and as_read
     if streams:
@@ -94,9 +95,7 @@ def _predict(options: argparse.Namespace) -> None:
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         print(f"fedtailor: {doubts}", file=sys.stderr)
-    if options.client is not None and (
-        others := tables.of_others(rows, options.client, trained.data.get("names") or ())
-    ):
+    if options.client is not None and (others := tables.of_others(rows, options.client, names)):
         print(f"fedtailor: {others}", file=sys.stderr)
     if empty := tables.empty_texts(rows):
         print(f"fedtailor: {empty}", file=sys.stderr)

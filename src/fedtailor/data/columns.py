@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from ..objectives import OBJECTIVES, objective_of
-from ..objectives.cells import Cells, flag, is_blank
+from ..objectives.cells import Cells, flag, is_blank, is_whole
 from ..objectives.objective import Objective, Targets
 from . import images, other_tasks
 from .config import DataConfig
@@ -153,12 +153,12 @@ def joined_inputs(
             f"data.client = {config.client!r} is how the task {objective.name!r} calls its own "
             "column; rename yours"
         )
-    label = config.label
-    if not answered and label not in columns:
-        label = None
+    second, label = config.text_pair, config.label
+    if not answered:
+        second, label = (name if name in columns else None for name in (second, label))
     every = columns
     columns = [name for name in columns if name != config.client]
-    used = objective.joined(columns, config.text, config.text_pair, label)
+    used = objective.joined(columns, config.text, second, label)
     for name in filter(None, used):
         find_column(columns, name, (), "data.text, data.text_pair or data.label")
     check_roles([*filter(None, used[:-1])], [used[-1]] if used[1:] else [], None, "data.")
@@ -286,7 +286,7 @@ def _as_whole_numbers(train: Any, test: Any, name: str) -> Any:
         len(kinds) == 1
         or not kinds <= {"int64", "int32", "float64", "float32"}
         or hasattr(feature, "names")
-        or any(x is not None and x % 1 for x in test[name][:])
+        or any(isinstance(x, float) and not is_whole(x) for x in test[name][:])
     ):
         return test
     return test.cast_column(name, feature)

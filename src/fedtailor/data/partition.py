@@ -74,6 +74,7 @@ def partition(
             f"use fewer clients than {clients}"
         )
     groups = _client_groups(dataset, config, shares)
+    nobodys = _of_nobody(dataset, config, shares)
     rest: Split = shares
     test: Split
     if dataset.num_train < len(dataset.inputs):
@@ -94,7 +95,7 @@ def partition(
     else:
         names = tuple(names[group] if group >= 0 else "" for group in groups.tolist())
     parts = Partition(*splits, digest="", clusters=clusters, names=names)
-    omissions = _omissions(dataset, config, parts, groups, local_clients)
+    omissions = [*nobodys, *_omissions(dataset, config, parts, groups, local_clients)]
     return replace(parts, digest=_digest(parts, config, seed), omissions=tuple(omissions))
 
 
@@ -135,6 +136,21 @@ def _client_groups(dataset: Dataset, config: SplitConfig, shares: Shares) -> Ind
     clients = np.flatnonzero(shares.sizes())
     groups[clients] = dataset.groups[shares.values[shares.offsets[clients]]]
     return groups
+
+
+def _of_nobody(dataset: Dataset, config: SplitConfig, shares: Shares) -> list[Omission]:
+    """Tell of the training rows that a scheme by class gives to no client, and of lost classes."""
+    labels = dataset.class_numbers
+    if config.scheme == "natural" or labels is None or len(shares.values) == dataset.num_train:
+        return []
+    is_left = np.ones(dataset.num_train, bool)
+    is_left[shares.values] = False
+    train = labels[: dataset.num_train]
+    lost = [dataset.classes[k] for k in np.setdiff1d(train, train[~is_left])]
+    what = f"that split.scheme {config.scheme!r} gives to no client, left out"
+    if lost:
+        what += f"; no client has the class{'es' * (len(lost) > 1)} {listed(lost)}"
+    return of_rows("no-client", np.flatnonzero(is_left), what, None, None)
 
 
 def _omissions(

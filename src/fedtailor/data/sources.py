@@ -28,9 +28,7 @@ from .table import Dataset, Images, Indices, Ragged, Tokens
 from .tables import local_tables, message_of
 from .tokens import tokenise
 
-_REPEATS = (
-    "with the text of an earlier row of the same client, kept: one may be trained on, one tested"
-)
+_REPEATS = "with the text of an earlier row{}, kept: one may be trained on, one tested"
 _NO_END = (
     "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
     "where a text ends"
@@ -39,6 +37,12 @@ _IGNORED = "which are ignored"
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
 Told = Callable[[Kind, Indices, str], list[Omission]]
 _TIMEOUT = 5.0  # seconds for the hub to answer
+_OF_HUB = {  # fields of data sets of the hub alone, and what they are without it
+    "subset": (None,),
+    "revision": (None,),
+    "train_split": ("train",),
+    "test_split": ("test", "none", None),
+}
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
 
@@ -235,23 +239,27 @@ def _of_texts(
     empty = np.setdiff1d(labelled[is_empty], too_short)
     cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
     rest = "the rest and the end are" if objective.generates else "the rest is"
+    if objective.joins_columns:
+        rest = "the beginning and what does not fit of an answer are"
     limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
     repeated = rows[:0]
-    if groups is not None and objective.reads_targets:  # people repeat themselves
+    if objective.reads_targets or objective.joins_columns:  # else people repeat themselves
         repeated = _repeated(values, labelled, groups)
+    of = "" if groups is None else " of the same client"
     return [
         *told("no-text", too_short, f"{objective.nothing_learned}, left out"),
         *told("no-text", empty, "without text, kept as empty inputs"),
         *told("cut-text", cut, limit),
-        *told("repeated", repeated, _REPEATS),
+        *told("repeated", repeated, _REPEATS.format(of)),
     ]
 
 
-def _repeated(values: list[Any], rows: Indices, groups: Indices) -> Indices:
-    """The ``rows`` whose client has an earlier row with the same text."""
+def _repeated(values: list[Any], rows: Indices, groups: Indices | None) -> Indices:
+    """The ``rows`` whose client, if ``groups`` tell it, has an earlier row with the same text."""
     seen: set[tuple[int, Any]] = set()
     found = []
-    for row, client, text in zip(rows.tolist(), groups[rows].tolist(), values, strict=True):
+    clients = np.zeros_like(rows) if groups is None else groups[rows]
+    for row, client, text in zip(rows.tolist(), clients.tolist(), values, strict=True):
         key = client, text.strip() if isinstance(text, str) else tuple(text)
         if not _is_empty(text) and key in seen:
             found.append(row)
@@ -284,11 +292,12 @@ def read_columns(config: DataConfig) -> Columns:
             "the run's data were given from Python; give them again: fedtailor.run(..., data=...)"
         )
     if config.path:
-        if config.revision is not None:
-            raise InputError(
-                f"data.revision = {brief(config.revision)} is for data sets of the hub; leave it "
-                "out beside data.path"
-            )
+        for field, usual in _OF_HUB.items():
+            if (value := getattr(config, field)) not in usual:
+                raise InputError(
+                    f"data.{field} = {brief(value)} is for data sets of the hub; leave it out "
+                    "beside data.path"
+                )
         train, test = local_tables(config.path, config.test_path, config)
         return source_columns.of_tables(train, test, config)
     if config.name in BUILTIN:
@@ -297,6 +306,11 @@ def read_columns(config: DataConfig) -> Columns:
         raise InputError(
             f"data.name = {brief(config.name)}: a hub data set is written owner/set, a file is "
             f"data.path; built-in: {', '.join(BUILTIN)}"
+        )
+    if config.test_path is not None:
+        raise InputError(
+            f"data.test_path = {brief(config.test_path)} is for files; of a data set of the hub "
+            "data.test_split names the test rows"
         )
     try:
         return _hub(config)
@@ -356,11 +370,9 @@ def _reach_hub() -> None:
 def _builtin(config: DataConfig) -> Columns:
     name = str(config.name)
     builtin = BUILTIN[name]
-    for field in (
-        "test_path", "subset", "revision", "text", "text_pair", "image", "label", "client",
-    ):  # fmt: skip
-        value = getattr(config, field)
-        if value is not None and not (field == "client" and value == builtin.client):
+    usual = dict.fromkeys(("test_path", "text", "text_pair", "image", "label"), (None,))
+    for field, allowed in (_OF_HUB | usual | {"client": (None, builtin.client)}).items():
+        if (value := getattr(config, field)) not in allowed:
             raise InputError(
                 f"data.{field} = {value!r} doesn't apply to the built-in {name!r}; leave it out"
             )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
-from ..objectives.cells import trimmed, whole
+from ..objectives.cells import is_whole, trimmed
 from ..objectives.classification import check_few_classes, check_labels
 from ..objectives.objective import Objective
 from . import other_tasks
@@ -461,8 +461,8 @@ def _column(table: Any, values: Any, name: str, feature: Any) -> Column:
     present = values.unique().drop_null().to_pylist()
     column = replace(column, kind=kind, distinct=len({trimmed(one) for one in present} - {None}))
     if kind != "text":
-        are_whole = kind == "integer" or all(isinstance(one, int) for one in whole(present) or ())
-        return replace(column, names_clients=kind != "date" and are_whole)
+        are_whole = kind == "number" and all(map(is_whole, present))
+        return replace(column, names_clients=kind == "integer" or are_whole)
     lengths = sorted(len(text or "") for text in values.to_pylist())
     words = [word for text in present if (word := trimmed(text))]
     are_dates = bool(words) and all(map(_DATE.fullmatch, words))

@@ -213,6 +213,10 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
             raise InputError(
                 f"the new client's data have {what} {value!r}; the run's have {ours!r}"
             )
+    pairs = data.pair, wanted.get("pair")
+    read, ours = ("pairs of texts" if pair else "no pairs of texts" for pair in pairs)
+    if read != ours:
+        raise InputError(f"the new client's inputs are {read}; the run's are {ours}")
     if isinstance(data.inputs, Images):
         channels, height, width = wanted["picture"]
         if data.picture != (channels, height, width):
@@ -228,7 +232,7 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
 def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dataset:
     """The rows of ``client``; all, if no column says whose they are."""
     ours, task = trained.experiment.data, trained.data["task"]
-    names = {"text": ours.text, "image": ours.image, "label": ours.label}
+    names = {one: getattr(ours, one) for one in ("text", "text_pair", "image", "label")}
     if not isinstance(data, Data | str | Path):
         raise InputError(
             f"data = {brief(data, 60)}: must be a file's name, a Data, as from Data.from_pandas, "

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,8 @@ def _as_training_reads(source: str, data: DataConfig, text: str | None, *, image
         raise InputError(f"{source} has {has}, and this model reads {reads}")
     plain = [name for name, kind in table.features.items() if type(kind).__name__ != "Image"]
     rows = zip(*(table[name][:] for name in plain), strict=True) if plain else [()] * len(table)
-    return _rows(list(inputs), [dict(zip(plain, row, strict=True)) for row in rows], data)
+    cells = [dict(zip(plain, row, strict=True)) for row in rows]
+    return _rows(list(inputs), cells, data, table.features)
 
 
 def _pictures(path: Path, source: str, data: DataConfig) -> Rows:
@@ -122,14 +124,18 @@ def _pictures(path: Path, source: str, data: DataConfig) -> Rows:
 
 def _of_stdin(content: str, data: DataConfig, text: str | None) -> Rows:
     lines = content.lstrip().startswith("{")
-    is_csv = text is not None or data.text_pair is not None
+    is_csv = text is not None or _reads_pairs(data)
     kind = ".jsonl" if lines else ".csv" if is_csv else ".txt"
     return _of_text(content, kind, "stdin", data, text)
 
 
+def _reads_pairs(data: DataConfig) -> bool:
+    return data.text_pair is not None and not objective_of_data(data).joins_columns
+
+
 def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str | None) -> Rows:
     if kind == ".txt":
-        if data.text_pair is not None:
+        if _reads_pairs(data):
             raise InputError(
                 f"{source} has one text a line, and this model reads pairs; give a table with the "
                 f"columns {data.text!r} and {data.text_pair!r}"
@@ -165,8 +171,14 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     return _rows(inputs if len(names) > 1 else [one for (one,) in inputs], table, data)
 
 
-def _rows(inputs: Sequence[Any], table: Sequence[Mapping[str, Any]], data: DataConfig) -> Rows:
-    """The rows of a table, with their labels and clients where the first one has any."""
+def _rows(
+    inputs: Sequence[Any],
+    table: Sequence[Mapping[str, Any]],
+    data: DataConfig,
+    features: Mapping[Any, Any] = MappingProxyType({}),
+) -> Rows:
+    """The rows of a table, with their labels and clients where the first one has any. The
+    ``features`` of its columns may have names for numbers."""
     usual = objective_of_data(data).target_names
     label = data.label or usual_column(usual, list(table[0]))
     labels, clients = (
@@ -175,6 +187,8 @@ def _rows(inputs: Sequence[Any], table: Sequence[Mapping[str, Any]], data: DataC
         else None
         for name in (label, data.client)
     )
+    numbered = {str(n): name for n, name in enumerate(getattr(features.get(label), "names", ()))}
+    labels = labels and [numbered.get(one, one) for one in labels]
     return Rows(inputs, labels, clients, table)
 
 
@@ -182,10 +196,18 @@ def _cell(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
 
-def clients_of(rows: Rows, source: str, data: DataConfig) -> Sequence[str]:
-    """Return the client of each row, as the column of clients says."""
+def clients_of(
+    rows: Rows, source: str, data: DataConfig, names: Sequence[str] | None
+) -> Sequence[str]:
+    """Return the client of each row, as the column of clients says. ``names`` are those of the
+    run's clients, if they have any."""
     if data.client is None:
         raise InputError("the run's data have no column of clients (data.client); use --client")
+    if names is None:
+        raise InputError(
+            f"the run's clients are not those of column {data.client!r} (split.scheme is not "
+            "'natural'); use --client"
+        )
     if rows.clients is None:
         raise InputError(f"{source} has no column {data.client!r}, which names each row's client")
     if "" in rows.clients:
@@ -331,9 +353,11 @@ def empty_texts(rows: Rows) -> str:
     return f"{count} rows have an empty text; their predictions say nothing" if count else ""
 
 
-def of_others(rows: Rows, client: str, names: Sequence[str]) -> str:
+def of_others(rows: Rows, client: str, names: Sequence[str] | None) -> str:
     """Return how many rows name another client than ``client``, whose model predicts, by name or by
-    number in ``names``, in words; nothing if none does."""
+    number in ``names``, in words; nothing if none does, or the run's clients have no names."""
+    if names is None:
+        return ""
     number = whole_number(client)
     known = client in names or number is None or number >= len(names)
     name = client if known else names[number or 0]

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import InputError
 
+_INEXACT = 2.0**53  # from here on a float stands for several whole numbers
 _DECIMAL_COMMA = re.compile(r"[+-]?([0-9]{1,3}([.\s][0-9]{3})+|[0-9]+),[0-9]+")  # 1.234,5
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")  # 1,234.5
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.\s][0-9]{3})+(,[0-9]+)?")
@@ -78,13 +79,27 @@ def flag(value: Any) -> bool | None:
     return said in _YES if any(said in pair for pair in _FLAGS) else None
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a float stands for one whole number.
+
+    >>> is_whole(1.0), is_whole(1.5), is_whole(2.0**53)
+    (True, False, False)
+    """
+    return isinstance(value, float) and value.is_integer() and abs(value) < _INEXACT
+
+
 def whole(values: Sequence[Any] | None) -> Sequence[Any] | None:
-    """Undo what csv readers make of whole numbers beside empty cells, or beside 1.0: floats."""
+    """Undo what readers make of whole numbers beside empty cells, or beside 1.0: floats. Raises
+    InputError where these are so large that they may stand for several numbers."""
     if values is None or not any(isinstance(value, float) for value in values):
         return values
     cells = [None if value != value else value for value in values]
     if not all(value.is_integer() for value in cells if isinstance(value, float)):
         return values
+    if large := [x for x in cells if isinstance(x, float) and not is_whole(x)]:
+        raise InputError(
+            f"whole numbers such as {large[0]:.0f} are too large to tell apart; write them as texts"
+        )
     return [int(value) if isinstance(value, float) else value for value in cells]
 
 

@@ -27,6 +27,10 @@ Tagged = list[tuple[str, str | None]]
 """The words of an input with their tags; None for a word that the model has not read."""
 
 _PREFIXED = re.compile(r"([BIESLUM])-(.+)")
+_NUMBERS = (
+    "the tags are numbers without names, so entity_f1 counts each word as an entity; name them in "
+    "data.classes, such as O, B-PER and I-PER"
+)
 _SHOWN = 5  # types of entities in a line
 _BEFORE, _AFTER = "BIM", "IMEL"  # prefixes in an entity that goes on, and where it goes on
 
@@ -190,8 +194,11 @@ class TokenClassification(Objective):
         cells.check_known(known, "tags")
         sizes = np.array([len(tags or ()) for tags in rows], np.int64)
         numbers = [cells.row_number(row) for row in range(len(rows))]
+        tags = [tag for some in rows for tag in some or ()]
+        if classes and all(str(tag).isdecimal() and tag not in classes for tag in tags):
+            tags = [int(tag) for tag in tags]  # in a text
         flat = Cells(
-            [tag for tags in rows for tag in tags or ()],
+            tags,
             int(sizes[:n].sum()),
             cells.classes,
             cells.place,
@@ -202,7 +209,8 @@ class TokenClassification(Objective):
         every = np.where(found.is_known, found.values, IGNORED)
         for row, some in enumerate(np.split(every, sizes.cumsum()[:-1])):
             values[row] = (numbers[row], some.tolist())
-        return Targets(values, known, found.classes)
+        is_named = classes or cells.classes or not all(map(str.isdecimal, found.classes))
+        return Targets(values, known, found.classes, note="" if is_named else _NUMBERS)
 
     def encode(
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int

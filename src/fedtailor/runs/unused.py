@@ -54,6 +54,12 @@ def unused(experiment: Experiment, labels: Sequence[str], task: Objective) -> li
         )
     if schedule.within_rounds and schedule.name == "constant" and not schedule.warmup_rounds:
         found.append("schedule.within_rounds has no effect with schedule.name = 'constant'")
+    data, scheme = experiment.data, experiment.split.scheme
+    if data.client is not None and scheme != "natural" and not data.templates:
+        found.append(
+            f"data.client = {data.client!r} does not say who is a client where split.scheme is "
+            f"{scheme!r}; it is for 'natural' (rows without one are left out all the same)"
+        )
     template = experiment.model.chat_template
     if template is not None and not task.joins_columns:
         found.append(
