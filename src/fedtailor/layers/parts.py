@@ -175,11 +175,10 @@ def in_norm(task: Task) -> Callable[[str], bool]:
     """Whether a state's name belongs to a normalisation (batch, layer, group, instance, RMS)."""
 
     def inside(name: str) -> bool:
-        module: nn.Module | None = task.model
-        for part in name.split(".")[:-1]:
-            module = module._modules.get(part) if module is not None else None
-            if "Norm" in type(module).__name__:
-                return True
-        return False
+        *path, _ = name.split(".")
+        owner: nn.Module | None = task.model
+        for part in path:
+            owner = owner._modules.get(part) if owner is not None else None
+        return bool(path) and "Norm" in type(owner).__name__
 
     return inside
