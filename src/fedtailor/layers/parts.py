@@ -109,6 +109,16 @@ def require_blocks(backbone: Backbone) -> tuple[tuple[str, ...], ...]:
     )
 
 
+def require_head(task: Task, field: str) -> None:
+    """Check that there is a task head for a method's ``field`` to keep private. Raises InputError
+    where none is recognised."""
+    if not task.backbone.head:
+        raise InputError(
+            f"{field} is true, but model {task.backbone.name!r} has no recognised task head; name "
+            f"its modules in model.head, or set it to false"
+        )
+
+
 def projections(backbone: Backbone) -> list[str]:
     """The paths of the backbone's adaptable projections, block after block."""
     return [path for block in backbone.blocks for path in block]
