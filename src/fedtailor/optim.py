@@ -61,6 +61,11 @@ class ClientContext(NamedTuple):
         """The same context with another key, for one of several trainings in a round."""
         return self._replace(key=random.fold_in(self.key, -1 - number))
 
+    def rise(self, number: int | Tensor, steps: int | Tensor) -> float | Tensor:
+        """The factor on a learning rate at step ``number``, from 0, beside its mean over so many
+        ``steps``."""
+        return 1 + self.lr_slope * ((number + 0.5) / steps - 0.5)
+
 
 @dataclass(frozen=True)
 class Optimiser:
@@ -220,8 +225,8 @@ def train(
             g = optimiser.clipped(groups.flatten(gradient))
             now = rates
             if context.lr_slope:
-                part = (number + 0.5) / real_steps(batches) - 0.5
-                now = [rate * (1 + context.lr_slope * part) for rate in rates]
+                rise = context.rise(number, real_steps(batches))
+                now = [rate * rise for rate in rates]
             new = [optimiser.step(*each) for each in zip(g, now, states, strict=True)]
         if may_move := strip_prefix(buffers, MAY_MOVE):
             masks = groups.flatten(_for_all(may_move, theta))

@@ -104,3 +104,18 @@ def test_normalisations_are_known_with_their_statistics() -> None:
     task = Task(tiny_bert())
     inside = in_norm(task)
     assert {n for n in task.state if inside(n)} == {n for n in task.state if "LayerNorm" in n}
+
+
+class PreNorm(nn.Module):
+    """The usual wrapper of a vision transformer's block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fn = nn.LayerNorm(2), nn.Linear(2, 2)
+
+
+def test_a_block_whose_class_is_named_after_its_norm_is_none() -> None:
+    for model, path in ((nn.Sequential(PreNorm()), "0.norm"), (PreNorm(), "norm")):
+        task = Task(Backbone(model))
+        inside = in_norm(task)
+        assert {n for n in task.state if inside(n)} == {f"{path}.weight", f"{path}.bias"}

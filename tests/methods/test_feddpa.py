@@ -15,11 +15,13 @@ from fedtailor.methods.feddpa import FedDPA, representation
 from fedtailor.objectives import OBJECTIVES
 from fedtailor.objectives.objective import Objective
 from fedtailor.optim import ClientContext, Optimiser
-from fedtailor.params import Params
+from fedtailor.params import PACKED, Params
 from fedtailor.random import key
 from fedtailor.runs.experiment import parse
 from fedtailor.task.backbone import Backbone
+from fedtailor.task.packing import places
 from fedtailor.task.task import Task
+from tests import kinds
 from tests.golden import X, Y, batch_of, linear_backbone, one_round, softmax_gradient
 from tests.small import last_round, same_bits
 
@@ -177,6 +179,15 @@ def test_representations_that_are_kept_are_those_of_the_batches() -> None:
     anchor = store.read(0)["own.anchor"]
     assert anchor.shape == (16,)  # what the head reads
     assert 0 < anchor.norm() < 1
+
+
+def test_texts_that_share_a_row_have_representations_of_their_own() -> None:
+    task = Task(kinds.backbone("causal-lm"), FedDPA(rank=1).adapt)
+    batch = kinds.data("causal-lm").batch(np.arange(12))
+    at = places(batch["attention_mask"].sum(1).long().numpy())
+    assert at.shape[1] < 12
+    alone = representation(task, batch)
+    torch.testing.assert_close(representation(task, {**batch, PACKED: at}), alone)
 
 
 def test_a_weight_above_one_is_refused() -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedtailor.engine.client import client_round
+from fedtailor.errors import InputError
 from fedtailor.method import Cohort
 from fedtailor.methods.fedsdg import (
     FedSDG,
@@ -261,6 +262,14 @@ def test_what_is_private() -> None:
     for name in ("body.ssm.A", "a.b.AB", "head.x.B", "x.shared.C"):  # no factors of ours
         assert not FedSDG().is_private(task, name)
         assert FedSDG(private_head=True).is_private(task, name)
+
+
+def test_a_private_head_of_a_model_without_one_is_refused() -> None:
+    method = FedSDG(rank=1, private_head=True)
+    task = Task(linear_backbone(W0), method.adapt)
+    with pytest.raises(InputError, match=r"fedsdg\.private_head is true.*model\.head"):
+        method.check(task, 2, 2, 1)
+    FedSDG(rank=1).check(task, 2, 2, 1)
 
 
 def test_exported_factors_act_as_the_layer_does() -> None:

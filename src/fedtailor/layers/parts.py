@@ -109,6 +109,16 @@ def require_blocks(backbone: Backbone) -> tuple[tuple[str, ...], ...]:
     )
 
 
+def require_head(task: Task, field: str) -> None:
+    """Check that there is a task head for a method's ``field`` to keep private. Raises InputError
+    where none is recognised."""
+    if not task.backbone.head:
+        raise InputError(
+            f"{field} is true, but model {task.backbone.name!r} has no recognised task head; name "
+            f"its modules in model.head, or set it to false"
+        )
+
+
 def projections(backbone: Backbone) -> list[str]:
     """The paths of the backbone's adaptable projections, block after block."""
     return [path for block in backbone.blocks for path in block]
@@ -175,11 +185,10 @@ def in_norm(task: Task) -> Callable[[str], bool]:
     """Whether a state's name belongs to a normalisation (batch, layer, group, instance, RMS)."""
 
     def inside(name: str) -> bool:
-        module: nn.Module | None = task.model
-        for part in name.split(".")[:-1]:
-            module = module._modules.get(part) if module is not None else None
-            if "Norm" in type(module).__name__:
-                return True
-        return False
+        *path, _ = name.split(".")
+        owner: nn.Module | None = task.model
+        for part in path:
+            owner = owner._modules.get(part) if owner is not None else None
+        return bool(path) and "Norm" in type(owner).__name__
 
     return inside

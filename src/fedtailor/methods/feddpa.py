@@ -42,7 +42,7 @@ from ..layers.parts import projections
 from ..layers.trainable import choose_trainable
 from ..method import Method, Portable
 from ..optim import ClientContext, LearningRate, Optimiser, Passes, train
-from ..params import CACHED, Batch, Params, add_prefix, count, pick, strip_prefix
+from ..params import CACHED, PACKED, Batch, Params, add_prefix, count, pick, strip_prefix
 from ..task.backbone import Backbone
 from ..task.task import Task
 
@@ -53,6 +53,7 @@ def representation(task: Task, batch: Batch) -> Tensor:
     """r / ||r|| of every example, by the model before any training, ``[b, d]``."""
     if (cached := batch.get(f"{CACHED}representation")) is not None:
         return cached
+    batch = {name: value for name, value in batch.items() if name != PACKED}  # r is by example
     inputs: list[Tensor] = []
     layer = task.model.get_submodule(_layer_path(task))
     handle = layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))

@@ -25,8 +25,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from ..errors import InputError
 from ..layers.lora import Alpha, Rank
+from ..layers.parts import require_head
 from ..layers.trainable import choose_trainable
 from ..method import Method, Server
 from ..params import Params
@@ -50,11 +50,8 @@ class FedSALoRA(Method):
         return choose_trainable(backbone, "lora", self.rank, self.lora_alpha)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if self.private_head and not task.backbone.head:
-            raise InputError(
-                f"fedsa-lora.private_head is true, but model {task.backbone.name!r} has no "
-                f"recognised task head; name its modules in model.head, or set it to false"
-            )
+        if self.private_head:
+            require_head(task, "fedsa-lora.private_head")
 
     def is_private(self, task: Task, name: str) -> bool:
         return ".lora_B." in name or (self.private_head and task.in_head(name))

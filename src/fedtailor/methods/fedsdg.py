@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from .. import random
 from ..layers.lora import Alpha, Branch, LoRALayer, Rank, adapt_projections, branches, fuse
-from ..layers.parts import require_blocks, train_head_and
+from ..layers.parts import require_blocks, require_head, train_head_and
 from ..method import Cohort, Method, Server
 from ..optim import ClientContext, LearningRate, Optimiser, train
 from ..params import Batch, Params, add, flat, subtract
@@ -191,6 +191,10 @@ class FedSDG(Method):
 
         adapt_projections(backbone, self.rank, adapted)
         return train_head_and(backbone, lambda n: n == "gate_logits" or _branch(n) is not None)
+
+    def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
+        if self.private_head:
+            require_head(task, "fedsdg.private_head")
 
     @property
     def averages(self) -> bool:

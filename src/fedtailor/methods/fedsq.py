@@ -13,8 +13,9 @@ The paper's equations have no numbers; the tags are its definitions and the line
 Differs from the paper:
 - The paper replaces every activation by ReLU's mask. Here a piecewise-linear activation uses, for
   z_QK, the slope and offset of the piece that z_SK is on, which for ReLU is the mask. A smooth one
-  is phi(z_SK) + phi'(z_SK) (z_QK - z_SK). So the network starts as the pretrained one, which the
-  paper's rule for GELU and its like, ``smooth="mask"``, does not.
+  is phi(z_SK) + phi'(z_SK) (z_QK - z_SK). So the network starts as the pretrained one, unless
+  trained batch normalisations use each batch's statistics. With the paper's rule for GELU and its
+  like, ``smooth="mask"``, it does not.
 - The paper doesn't say: an activation after a residual sum is gated by the structural copy's own
   sum; the structural copy normalises with running statistics; a max-pool takes its own maxima. With
   ``max_pool="structural"`` it takes those of the structural copy: only then is the network affine

@@ -58,13 +58,15 @@ class Scaffold(FineTuning):
     weights: Literal["uniform", "examples"] = "uniform"
 
     def check_settings(self, num_clients: int, cohort_size: int, rounds: int) -> None:
-        plain = self.optimiser.name == "sgd" and self.optimiser.momentum == 0
+        sgd = self.optimiser
+        plain = sgd.name == "sgd" and not sgd.momentum and sgd.clip is None
         if self.variates == "steps" and not plain:
-            momentum = f", momentum {self.optimiser.momentum}" if self.optimiser.momentum else ""
+            momentum = f", momentum {sgd.momentum}" if sgd.momentum else ""
+            clip = f", clip {sgd.clip}" if sgd.clip else ""
             raise InputError(
                 f"scaffold's variates = 'steps' reads gradients off the steps of plain SGD; the "
-                f"optimiser is {self.optimiser.name}{momentum}; allowed: sgd without momentum, or "
-                f"variates = 'gradient'"
+                f"optimiser is {sgd.name}{momentum}{clip}; allowed: sgd without momentum and clip, "
+                f"or variates = 'gradient'"
             )
 
     def is_private(self, task: Task, name: str) -> bool:

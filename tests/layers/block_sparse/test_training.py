@@ -24,7 +24,7 @@ def test_training_kept_blocks_is_training_with_whole_gradients() -> None:
     weights = torch.tensor([[1.0, 1, 0, 0], [0.0, 0, 0, 0]])
     padded = [{**pictures(4, seed=7), "weight": weight} for weight in weights]
     batches = [pictures(seed=0), *padded, *(pictures(seed=n) for n in range(1, 6))]
-    context = ClientContext(key(3), lr_scale=0.7)
+    context = ClientContext(key(3), lr_scale=0.7, lr_slope=0.8)
 
     def sparse(batches: list[Batch]) -> tuple[Params, torch.Tensor]:
         gating = partial(method._gates, task)

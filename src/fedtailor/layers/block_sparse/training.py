@@ -53,8 +53,9 @@ def train_sparse(
     gate_state = pick(state, (n for n in state if n in task.trained and n not in blocks.names))
     phi, moved = flat(gate_state), dict[int, Tensor]()  # the values of trained blocks, by number
     eta_g, eta = phi.new_tensor([sgd.lr, lr_gate]) * context.lr_scale
-    for batch in without_padding(batches):
-        key = random.fold_in(context.key, len(losses))
+    batches = without_padding(batches)
+    for step, batch in enumerate(batches):
+        key, rise = random.fold_in(context.key, step), context.rise(step, len(batches))
         gate = {name: value.requires_grad_() for name, value in unflat(phi, gate_state).items()}
         with phase("forward"), torch.enable_grad():
             gates, choice, statistics = gating({**state, **gate}, batch)
@@ -68,8 +69,8 @@ def train_sparse(
             g, *slopes = torch.autograd.grad(loss, leaves, materialize_grads=True)
         with phase("optimiser"):
             g, g_phi = sgd.clipped([g, flat(dict(zip(gate, slopes, strict=True)))])
-            (stepped,) = sgd.step(g, eta_g, (values.detach(),))
-            (phi,) = sgd.step(g_phi, eta, (phi,))
+            (stepped,) = sgd.step(g, eta_g * rise, (values.detach(),))
+            (phi,) = sgd.step(g_phi, eta * rise, (phi,))
         parts = blocks.split(selection.numbers, stepped)
         moved |= {number: part.clone() for number, part in parts.items()}
         new = {**statistics, **buffers}
