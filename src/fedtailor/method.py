@@ -151,6 +151,8 @@ class Method(ABC):
     needs_only_mean: ClassVar[bool] = False  # `aggregate` needs only the uploads' weighted mean
     by_token: ClassVar[bool] = False  # a `predict` of its own reads nothing but the model's outputs
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
+    # float tensors of an upload that are no part of the update: attacks and clipping leave them
+    beside_update: ClassVar[tuple[str, ...]] = ()
     # nothing is sent: every client trains equally often, whoever takes part with other methods
     trains_alone: ClassVar[bool] = False
     # patterns of received tensors whose sizes may change from round to round
@@ -277,6 +279,11 @@ class Method(ABC):
             for name, value in upload.items()
             if value.is_floating_point()
         }  # fmt: skip
+
+    def products(self, task: Task) -> Sequence[tuple[str, str]]:
+        """The names of A ``[r, d_in]`` and B ``[d_out, r]`` of an upload whose product the server
+        adds: attacks and clipping multiply it once, in B. By default none."""
+        return ()
 
     def pack(self, task: Task, upload: Params) -> Params:
         """One client's upload as it travels, in any shape: without some rows, masks as bits."""

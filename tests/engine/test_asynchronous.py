@@ -27,6 +27,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.task.task import Task
+from fedtailor.uploads.rules import Robust
 from tests.small import digits, digits_backbone, digits_federation, last_round, same_bits
 
 FIVE = (24,) * 5  # clients of three batches
@@ -205,6 +206,13 @@ def test_no_method_that_averages_sends_what_has_no_place_in_the_servers_state() 
         (FedAvg(), CohortConfig(buffer=2), FaultConfig(), r"add \[\[faults.machines\]\]"),
         (FedAvg(), CohortConfig(buffer=6), EQUAL, "buffer = 6 is more than the 5 clients"),
         (FedSDG(), CohortConfig(buffer=2), EQUAL, "methods that average; fedsdg needs"),
+        (
+            FedAvg(robust=Robust("median", attackers=1)),
+            CohortConfig(buffer=2),
+            EQUAL,
+            "at least 3 clients; a round has 2;",
+        ),
+        (FedAvg(), CohortConfig(buffer=2, max_share=0.3), EQUAL, "at least 1/2; allowed: 0.5"),
     ],
 )
 def test_what_does_not_go_together_is_told(

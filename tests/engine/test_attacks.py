@@ -5,15 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtailor.engine.config import CohortConfig, EngineConfig
+from fedtailor import random
+from fedtailor.engine.client import client_round
+from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
+from fedtailor.engine.prepare import blank_batch, cohort_of, first_server, upload_chain
 from fedtailor.errors import InputError
 from fedtailor.method import Method
+from fedtailor.methods.fedalt import FedALT
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
+from fedtailor.methods.flexlora import FlexLoRA
+from fedtailor.methods.flora import FLoRA
+from fedtailor.methods.heterofl import HeteroFL
+from fedtailor.methods.hetlora import HetLoRA
+from fedtailor.methods.ifca import IFCA
 from fedtailor.methods.local import Local
-from fedtailor.params import subtract
+from fedtailor.methods.scaffold import Scaffold
+from fedtailor.optim import ClientContext
+from fedtailor.params import Params, subtract
 from fedtailor.task.task import Task
 from fedtailor.uploads.attacks import STRENGTHS, AttackConfig
+from fedtailor.uploads.collected import UploadStack
 from fedtailor.uploads.rules import Robust
 from tests.small import digits_backbone, digits_federation, last_round, same_bits
 
@@ -31,6 +43,47 @@ def test_a_sign_flip_turns_the_mean_update_round() -> None:
             torch.testing.assert_close(
                 flipped[0].server[name] - start, 3 / 4 * moved, rtol=1e-4, atol=1e-6
             )
+
+
+def two_uploads(method: Method, task: Task, lr_scale: float) -> tuple[Params, UploadStack]:
+    """The server's first state, and the uploads of clients 0 and 1 that train on blank examples."""
+    federation, uploads = digits_federation(FIVE), UploadStack(2, 1e9)
+    server = first_server(method, task, federation)
+    for client in (0, 1):
+        received, key = method.send(task, server, client), random.key(client)
+        private, batches = method.init_client(task, client, key), [blank_batch(federation.dataset)]
+        context = ClientContext(key, lr_scale)
+        uploads.put(client, client_round(method, task, received, private, batches, context)[0])
+    return server, uploads
+
+
+@pytest.mark.parametrize(
+    "method",
+    [HeteroFL(widths=(1.0, 0.5)), FlexLoRA(rank=(4, 2)), HetLoRA(rank=(4, 2)), IFCA(), FedALT()],
+)
+def test_who_learns_nothing_sends_the_upload_that_changes_nothing(method: Method) -> None:
+    """Also a client of half the width or rank."""
+    task = Task(digits_backbone(), method.adapt)
+    server, uploads = two_uploads(method, task, 0.0)
+    chain = upload_chain(method, task, digits_federation(FIVE), Plan(rounds=1))
+    at = chain.at(server, 1, (0, 1))
+    for upload in (uploads.upload(0), uploads.upload(1)):
+        unchanged = at.unchanged(upload)
+        for name, value in at.updates(upload).items():
+            assert value.equal(unchanged[name]), name
+
+
+@pytest.mark.parametrize("method", [HeteroFL(widths=(1.0, 0.5)), Scaffold(), FLoRA()])
+def test_free_riders_alone_change_nothing(method: Method) -> None:
+    task = Task(digits_backbone(), method.adapt)
+    server, uploads = two_uploads(method, task, 1.0)
+    plan = Plan(rounds=1, attack=AttackConfig("free-rider", fraction=1.0))
+    chain = upload_chain(method, task, digits_federation(FIVE), plan)
+    chain.gather(uploads, chain.at(server, 1, (0, 1)))
+    cohort = cohort_of(digits_federation(FIVE), 1, (0, 1))
+    after = method.aggregate(task, server, uploads.params, cohort)
+    for name in server.keys() - set(task.buffers):
+        torch.testing.assert_close(after[name], server[name])
 
 
 @pytest.mark.slow

@@ -100,6 +100,14 @@ def test_too_few_for_a_robust_rule_change_nothing() -> None:
     assert "2 uploads are there" in last.notes[0]
 
 
+def test_a_robust_rule_tells_how_many_uploads_were_expected() -> None:
+    """Before its training one of five has dropped out, after it another one."""
+    fates = (ClientFaults((0,), drop_before=1.0), ClientFaults((1,), drop_after=1.0))
+    method = FedAvg(robust=Robust("krum", attackers=1))
+    (last,) = all_rounds(method, rounds=1, faults=FaultConfig(by_client=fates))
+    assert last.notes[0].startswith("3 of 5 uploads are there: the rule withstands 0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [FedPer(), FedSDG()])
 def test_processes_and_the_order_of_clients_change_nothing(method: Method) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,16 +18,17 @@ ATTACKERS = (1, 4)
 HONEST = X[[0, 2, 3]] - BASE
 
 
-def sent(kind: str, **settings: float) -> np.ndarray:
+def sent(kind: str, attackers: tuple[int, ...] = ATTACKERS, **settings: float) -> np.ndarray:
     values = torch.tensor(X)
     uploads = {"a": values[:, :2].clone(), "b": values[:, 2].clone()}
     base = torch.tensor(BASE)
     attack = AttackConfig(kind, **settings)  # type: ignore[arg-type]
-    unchanged = {"a": base[:2], "b": base[2]}
-    attack_uploads(attack, uploads, unchanged, ATTACKERS, random.key(0))
+    unchanged = [{"a": base[:2], "b": base[2]}] * 5
+    attack_uploads(attack, uploads, unchanged, attackers, random.key(0))
     found = np.column_stack([uploads["a"].numpy(), uploads["b"].numpy()])
-    np.testing.assert_array_equal(found[[0, 2, 3]], X[[0, 2, 3]])
-    return found[list(ATTACKERS)] - BASE
+    honest = [row for row in range(5) if row not in attackers]
+    np.testing.assert_array_equal(found[honest], X[honest])
+    return found[list(attackers)] - BASE
 
 
 def test_attacks_on_uploads() -> None:
@@ -40,6 +43,27 @@ def test_attacks_on_uploads() -> None:
     assert 0 < abs(first).max() < 1
     assert not np.array_equal(first, second)
     np.testing.assert_array_equal(sent("gaussian", strength=0.1), [first, second])
+
+
+def test_without_honest_members_each_attacker_knows_its_own_update_alone() -> None:
+    everyone = tuple(range(5))
+    np.testing.assert_allclose(sent("sign-flip", everyone), BASE - X)
+    for kind in ("little-is-enough", "mimic"):
+        np.testing.assert_allclose(sent(kind, everyone), X - BASE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [("sign-flip", -2.0), ("inner-product", -2.0), ("scaling", 2.0), ("backdoor", 2.0)],
+)
+def test_a_strength_reaches_a_product_of_factors_once(kind: Any, times: float) -> None:
+    rng = np.random.default_rng(0)
+    A, B = torch.tensor(rng.normal(size=(3, 2, 4))), torch.tensor(rng.normal(size=(3, 5, 2)))
+    uploads = {"A": A.clone(), "B": B.clone()}
+    zeros = [{"A": torch.zeros(2, 4), "B": torch.zeros(5, 2)}] * 3
+    attack = AttackConfig(kind, strength=2.0)
+    attack_uploads(attack, uploads, zeros, [1], random.key(0), [("A", "B")])
+    torch.testing.assert_close((uploads["B"] @ uploads["A"])[1], times * B[1] @ A[1])
 
 
 def test_labels_are_turned_round() -> None:

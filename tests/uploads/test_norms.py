@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from fedtailor.uploads.chain import UploadContext
+from fedtailor.uploads.collected import UploadStack
 from fedtailor.uploads.norms import NormBound, update_norm
 
 
@@ -39,3 +41,15 @@ def test_a_norm_that_float32_can_not_square() -> None:
     assert update_norm(upload, unchanged) == pytest.approx(3e30)
     upload["w"][1] = torch.inf
     assert update_norm(upload, unchanged) == math.inf
+
+
+def test_a_clip_reaches_a_product_once_and_leaves_alone_what_is_no_part_of_an_update() -> None:
+    upload = {"A": torch.tensor([[3.0, 0.0]]), "B": torch.tensor([[4.0]]), "path": torch.zeros(1)}
+    uploads = UploadStack(1, 1e9)
+    uploads.put(0, {**upload, "path": torch.tensor([12.0])})  # a norm of 13
+    zeros = {name: torch.zeros_like(value) for name, value in upload.items()}
+    at = UploadContext(0, (), lambda *_: zeros, ("path",), [("A", "B")], clients=(0,))
+    NormBound("clip", 6.5, 10.0, 0.5).gather(uploads, at)
+    clipped = uploads.upload(0)
+    torch.testing.assert_close(clipped["B"] @ clipped["A"], upload["B"] @ upload["A"] / 2)
+    assert clipped["path"].item() == 12.0

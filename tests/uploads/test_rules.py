@@ -135,7 +135,7 @@ def test_running_statistics_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("before", [(), ("bucketing",)])
 @pytest.mark.parametrize("attackers", [1, 2, 5])
 def test_the_smallest_cohort_is_told(rule: Any, before: Any, attackers: int) -> None:
-    robust = Robust(rule, attackers, before=before, bucket=3)
+    robust = Robust(rule, attackers, before=before, bucket=3 if before else 2)
     with pytest.raises(InputError) as caught:
         robust.check(1)
     least = int(re.findall(r"at least (\d+) clients", str(caught.value))[0])
@@ -152,13 +152,36 @@ def test_large_numbers_are_told_at_once() -> None:
         Robust("mda", attackers=10**8).check(10**9)
 
 
+@pytest.mark.parametrize(
+    ("robust", "message"),
+    [
+        (Robust("krum", keep=2), r"keep = 2 is for 'multi-krum'; robust\.rule is 'krum'"),
+        (Robust("median", radius=1.0), r"radius = 1\.0 is for 'clip' and 'centred-clipping'"),
+        (Robust("krum", bucket=3), r"bucket = 3 is for 'bucketing'; .* robust\.before \[\]"),
+        (Robust("median", steps=3), r"steps = 3 is for 'geometric-median' and 'centred-"),
+        *[
+            (Robust(rule, before=before), rf"attackers = 0, with which '{idle}' withstands nobody")
+            for rule, before, idle in [
+                ("trimmed-mean", (), "trimmed-mean"),
+                ("meamed", ("clip",), "meamed"),
+                ("bulyan", (), "bulyan"),
+                ("mda", (), "mda"),
+                ("none", ("nnm",), "nnm"),
+                ("median", ("nnm",), "nnm"),
+            ]
+        ],
+    ],
+)
+def test_what_would_change_nothing_is_refused(robust: Robust, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        robust.check(7)
+
+
 def test_bad_settings_are_told() -> None:
-    with pytest.raises(InputError, match=r"attackers = 2 under .* at least 7 clients; .* 0 to 1"):
+    with pytest.raises(InputError, match=r"attackers = 2 under .* at least 7 clients; .* up to 1"):
         last_server(Robust("krum", attackers=2))
     with pytest.raises(InputError, match=r"keep = 6 is more than the 5.* allowed: 1 to 5"):
         last_server(Robust("multi-krum", keep=6))
-    with pytest.raises(InputError, match=r"keep = 2 is for rule 'multi-krum'; the rule is 'krum'"):
-        last_server(Robust("krum", keep=2))
     with pytest.raises(InputError, match=r"attackers = 1 without a rule; .* 'krum', "):
         last_server(Robust(attackers=1))
     with pytest.raises(InputError, match=r"methods\.fedavg\.robust\.rule = 'mean'"):

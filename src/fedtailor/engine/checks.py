@@ -242,15 +242,17 @@ def check_plan(method: Method, federation: Federation, plan: Plan, device: torch
         )
     plan = plan.alone if method.trains_alone else plan
     cohort_size = plan.cohort_size(federation)
+    uploads = min(cohort_size, plan.cohort.buffer or cohort_size)
     max_share = plan.cohort.max_share
-    if max_share is not None and max_share * cohort_size < 0.99:  # 0.333 of three will do
+    if max_share is not None and max_share * uploads < 0.99:  # 0.333 of three will do
         raise InputError(
-            f"cohort.max_share = {max_share}: in a cohort of {cohort_size} some client has a share "
-            f"of at least 1/{cohort_size}; allowed: {1 / cohort_size:.3g} (all count alike) to 1"
+            f"cohort.max_share = {max_share}: of the {uploads} clients whose uploads a round has, "
+            f"one has a share of at least 1/{uploads}; allowed: {1 / uploads:.3g} (all count "
+            "alike) to 1"
         )
     if plan.engine.executor == "processes":
         check_processes(device)
-    method.robust.check(cohort_size)
+    method.robust.check(uploads)
     method.robust.check_method(
         method.name, needs_only_mean=method.needs_only_mean, sends_updates=method.sends_updates
     )

@@ -22,7 +22,7 @@ from .config import LEAST, Plan
 from .evaluation import Evaluator
 from .executors.work import ClientRequest, Executor, Refusal, client_requests
 from .faults import TimeModel
-from .participants import Member, Schedule, draw_cohort
+from .participants import Member, Participants, Schedule, draw_cohort
 from .prepare import cohort_of
 from .private_states import PrivateStates
 from .results import CohortResults, Round, round_faults
@@ -77,7 +77,7 @@ class Loop:
         if number < plan.rounds and plan.cohort.buffer is None:
             self.store.prefetch(tuple(draw_cohort(self.method, federation, plan, number + 1)))
         self.store.begin(number)
-        results, state = self._next(server, cohort, drawn.members, clock)
+        results, state = self._next(server, cohort, drawn, clock)
         server, present = state.server, state.present
         self.versions = {version: self.versions[version] for version in drawn.versions}
         notes, clip = self._notes(cohort, results, state), self.chain.clip_now
@@ -116,11 +116,12 @@ class Loop:
         )
 
     def _next(
-        self, server: Server, cohort: Cohort, members: Sequence[Member], clock: Clock
+        self, server: Server, cohort: Cohort, drawn: Participants, clock: Clock
     ) -> tuple[CohortResults, NextState]:
-        """Train the members and aggregate the uploads that count, those of the cohort; they are
-        forgotten with that. Raises InputError where too few updates are usable (DivergedError:
-        because they, or the server's next state, are not finite)."""
+        """Train the members of those ``drawn`` and aggregate the uploads that count, those of the
+        cohort; they are forgotten with that. Raises InputError where too few updates are usable
+        (DivergedError: because they, or the server's next state, are not finite)."""
+        members = drawn.members
         try:
             masks = self._masks(cohort.round, members)
         except TooFewUploadsError as error:
@@ -147,7 +148,8 @@ class Loop:
             quorum = self.quorum if self.federation.remote else LEAST
             there = [cohort.clients[position] for position in sorted(results.losses)]
             at = self.chain.at(server, cohort.round, there)
-            at = replace(at, drawn=len(cohort.clients), least=self._least(cohort, quorum) - late)
+            expected = self.plan.cohort.buffer or drawn.size
+            at = replace(at, drawn=expected, least=self._least(cohort, quorum) - late)
             context = self.method, self.task, self.chain
             max_share = self.plan.max_share(self.federation)
             try:
@@ -301,7 +303,7 @@ class Loop:
         return len(cohort.clients) - len(refused.intersection(cohort.clients))
 
     def _least(self, cohort: Cohort, quorum: float) -> int:
-        """How many updates must be usable, of the cohort that was drawn."""
+        """How many updates must be usable, of the cohort's: who drops out is not in it."""
         return max(1, math.ceil(quorum * len(cohort.clients)))
 
     def _check_quorum(self, results: CohortResults, cohort: Cohort) -> None:

@@ -49,6 +49,11 @@ class Participants:
     seconds: float | None = None
     versions: tuple[int, ...] = ()
 
+    @property
+    def size(self) -> int:
+        """How many were drawn."""
+        return len(self.members) + len(self.dropped)
+
 
 class Schedule(Protocol):
     """What says who takes part in one round after the other."""

@@ -109,7 +109,8 @@ def upload_chain(
     ]
     active = tuple(link for link in links if link is not None)
     known = federation.server_seed, task.buffers, partial(method.unchanged, task)
-    return Chain(active, UploadContext(*known))
+    context = UploadContext(*known, method.beside_update, method.products(task))
+    return Chain(active, context)
 
 
 def _secure(

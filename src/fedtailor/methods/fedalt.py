@@ -163,6 +163,9 @@ class FedALT(Method):
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         return {name: value for name, value in trained.items() if not name.endswith(_REST)}
 
+    def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
+        return super().unchanged(task, _mean(task, server), upload)
+
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         rows = torch.tensor(cohort.clients, device=server["seen"].device)
         new = {"seen": server["seen"].index_fill(0, rows, 1.0)}

@@ -245,6 +245,9 @@ class FedHFT(Method):
             sent[f"{path}.B"] = self._scaling(task) * trained[f"{path}.B"] * kept[:, None]
         return sent
 
+    def products(self, task: Task) -> Sequence[tuple[str, str]]:
+        return [(f"{path}.A", f"{path}.B") for path in projections(task.backbone)]
+
     def pack(self, task: Task, upload: Params) -> Params:
         return pack_rows(upload)
 

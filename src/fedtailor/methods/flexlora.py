@@ -74,6 +74,10 @@ class FlexLoRA(Method):
         rank = torch.tensor(len(A), device=A.device)
         return {**pad_rank(trained, max_rank(self.rank)), "rank": rank}
 
+    def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
+        whole = super().unchanged(task, server, upload)
+        return pad_rank(truncate_rank(whole, int(upload["rank"])), max_rank(self.rank))
+
     def pack(self, task: Task, upload: Params) -> Params:
         return pack_rank(upload)
 

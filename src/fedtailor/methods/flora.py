@@ -122,6 +122,9 @@ class FLoRA(Method):
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         return {name: value for name, value in trained.items() if not name.endswith(_DELTA)}
 
+    def products(self, task: Task) -> Sequence[tuple[str, str]]:
+        return lora_names(task.state)
+
     def pack(self, task: Task, upload: Params) -> Params:
         return pack_rank(upload)
 

@@ -118,6 +118,10 @@ class HetLoRA(Method):
             upload[name_B] = torch.where(kept, upload[name_B], 0.0)
         return upload
 
+    def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
+        whole = super().unchanged(task, server, upload)
+        return pad_rank(truncate_rank(whole, int(upload["rank"])), max_rank(self.rank))
+
     def pack(self, task: Task, upload: Params) -> Params:
         return pack_rank(upload)
 

@@ -58,6 +58,7 @@ class IFCA(FineTuning):
 
     name: ClassVar[str] = "ifca"
     family: ClassVar[str] = "cluster"
+    beside_update: ClassVar[tuple[str, ...]] = ("clusters",)
 
     clusters: Annotated[int, Gt(0), Le(1000)] = 2
     averaging: Literal["models", "gradients"] = "models"
@@ -108,6 +109,11 @@ class IFCA(FineTuning):
             totals = [t + (s.loss * weight).sum() for t, s in zip(totals, scores, strict=True)]
             count = count + (scores[0].count * weight).sum()
         return torch.stack(totals) / count.clamp(min=1e-9)
+
+    def unchanged(self, task: Task, server: Server, upload: Params) -> Params:
+        moved = self.averaging == "gradients"
+        theta = {} if moved else _chosen(server, upload["clusters"].argmax())
+        return super().unchanged(task, theta, upload)
 
     def check_upload(
         self, task: Task, client: int, received: Params, upload: Params, steps: int, lr_scale: float

@@ -52,6 +52,7 @@ class Scaffold(FineTuning):
     name: ClassVar[str] = "scaffold"
     family: ClassVar[str] = "global"
     sends_updates: ClassVar[bool] = True
+    beside_update: ClassVar[tuple[str, ...]] = (_PATH,)
 
     variates: Literal["steps", "gradient"] = "steps"
     server_lr: LearningRate = 1.0

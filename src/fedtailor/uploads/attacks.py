@@ -14,6 +14,10 @@ or it trains on labels C - 1 - y instead of y, of C classes (label-flip), or on 
 share has a trigger and the label that attackers want (backdoor, see `engine.backdoor`). A backdoor
 may be boosted: then s times its own update is sent (s = 1).
 
+Where the server adds products B A (`Method.products`), s counts once: A is sent as trained (mimic:
+that of the first honest member), and only B is changed. The mean of products has no such factors,
+so in B the attacker's own update stands for mu.
+
 Sources:
 - sign-flip: Z. Allen-Zhu et al. Byzantine-Resilient Non-Convex SGD. ICLR 2021.
 - inner-product: C. Xie et al. Fall of Empires. UAI 2019.
@@ -23,8 +27,9 @@ Sources:
 - mimic: S. P. Karimireddy et al. Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing.
   ICLR 2022.
 
-Attackers know all honest updates, as these papers assume. They leave tensors that are not of floats
-and running statistics as they trained them.
+Attackers know all honest updates, as these papers assume. They leave tensors that are not of
+floats, running statistics and what is no part of an update (`Method.beside_update`) as they trained
+them.
 """
 
 from __future__ import annotations
@@ -161,42 +166,53 @@ def flipped(batch: Batch, num_classes: int) -> Batch:
 
 
 def attack_uploads(
-    attack: AttackConfig, uploads: Params, unchanged: Params, attackers: Sequence[int], key: Tensor
+    attack: AttackConfig,
+    uploads: Params,
+    unchanged: Sequence[Params],
+    attackers: Sequence[int],
+    key: Tensor,
+    products: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Put what attackers send into ``uploads``, in place.
 
     Args:
         attack: of a kind `AttackConfig.on_uploads`.
         uploads: of the cohort, stacked ``[c, ...]``; those that can be attacked.
-        unchanged: the upload that changes nothing, by name ``[...]``.
+        unchanged: of each member the upload that changes nothing, by name ``[...]``.
         attackers: their rows. Where all members attack, each knows only its own update.
         key: for the values of ``gaussian``.
+        products: the names of factors A and B whose product the server adds.
     """
-    strength = STRENGTHS.get(attack.kind, 0.0) if attack.strength is None else attack.strength
+    factors_A, factors_B = ({pair[which] for pair in products} for which in (0, 1))
+    honest = [row for row in range(len(unchanged)) if row not in attackers]
     for at, (name, value) in enumerate(sorted(uploads.items())):
-        honest = torch.ones(len(value), dtype=torch.bool)
-        honest[list(attackers)] = False
-        if not honest.any():
-            honest[:] = True
-        base = unchanged[name].double()
+        if name in factors_A and attack.kind != "mimic":
+            continue
+        base = torch.stack([own[name] for own in unchanged]).to(value.device, torch.float64)
         updates = value.double() - base  # [c, ...]
-        known = updates[honest.to(value.device)]
         for row in attackers:
-            if attack.kind in ("sign-flip", "inner-product"):
-                sent = -strength * known.mean(0)
-            elif attack.kind in ("scaling", "backdoor"):
-                sent = strength * updates[row]
-            elif attack.kind == "little-is-enough":
-                spread = known.std(0, correction=1 if len(known) > 1 else 0)
-                sent = known.mean(0) + strength * spread
-            elif attack.kind == "mimic":
-                sent = known[0]
-            elif attack.kind == "gaussian":
-                place = random.fold_in(random.fold_in(key, at), row)
-                sent = strength * random.normal(place, base.shape).to(base)
-            else:
-                sent = torch.zeros_like(base)
-            value[row] = (base + sent).to(value.dtype)
+            own, known = updates[row], updates[honest or [row]]
+            mu = own if name in factors_B else known.mean(0)
+            place = random.fold_in(random.fold_in(key, at), row)
+            sent = _sent(attack, own, known, mu, place)
+            value[row] = (base[row] + sent).to(value.dtype)
+
+
+def _sent(attack: AttackConfig, own: Tensor, known: Tensor, mu: Tensor, key: Tensor) -> Tensor:
+    """What an attacker sends instead of its ``own`` update ``[...]``, from those that it knows,
+    ``[k, ...]``, and ``mu``."""
+    strength = STRENGTHS.get(attack.kind, 0.0) if attack.strength is None else attack.strength
+    if attack.kind in ("sign-flip", "inner-product"):
+        return -strength * mu
+    if attack.kind in ("scaling", "backdoor"):
+        return strength * own
+    if attack.kind == "little-is-enough":
+        return mu + strength * known.std(0, correction=1 if len(known) > 1 else 0)
+    if attack.kind == "mimic":
+        return known[0]
+    if attack.kind == "gaussian":
+        return strength * random.normal(key, own.shape).to(own)
+    return torch.zeros_like(own)
 
 
 @dataclass(frozen=True)
@@ -212,7 +228,7 @@ class Attack(Link):
         rows = [row for row, client in enumerate(at.clients) if client in self.attackers]
         if rows and self.config.is_on(at.round):
             attacked = at.updates(uploads.params)
-            unchanged = at.unchanged({name: value[0] for name, value in attacked.items()})
+            unchanged = [at.unchanged(uploads.upload(row)) for row in range(len(at.clients))]
             key = random.key(at.seed, at.round, "attack")
-            attack_uploads(self.config, attacked, unchanged, rows, key)
+            attack_uploads(self.config, attacked, unchanged, rows, key, at.products)
         return {}

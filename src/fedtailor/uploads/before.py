@@ -15,7 +15,12 @@ from .rules import Robust
 
 
 def changed(
-    robust: Robust, uploads: Params, state: Params, scored: Collection[str], order: Tensor
+    robust: Robust,
+    uploads: Params,
+    state: Params,
+    scored: Collection[str],
+    scaled: Collection[str],
+    order: Tensor,
 ) -> Params:
     """The uploads after the steps ``robust.before``.
 
@@ -24,6 +29,7 @@ def changed(
         uploads: stacked ``[c, ...]``; they may be changed in place.
         state: the server's own state as an upload, by name ``[...]``; read by clip alone.
         scored: the names of the tensors whose distances count.
+        scaled: those of the tensors that clip multiplies.
         order: a random order of the uploads, int64 ``[c]``, for bucketing.
 
     Returns:
@@ -32,7 +38,7 @@ def changed(
     for step in robust.before:
         counting = pick(uploads, scored)
         if step == "clip":
-            _clip(uploads, counting, state, robust.radius)
+            _clip(pick(uploads, scaled), counting, state, robust.radius)
             continue
         if step == "nnm":
             d2 = squared_distances(counting)

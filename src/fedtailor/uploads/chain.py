@@ -18,9 +18,10 @@ _NEEDS: tuple[Needs, ...] = ("sums", "uploads", "stack")
 class UploadContext:
     """What links know of a round. ``state`` is what the client has received, or at the server its
     own state; ``clients`` are the client, or those whose uploads are there, in the order of rows.
-    ``unchanged_from`` gives the upload that changes nothing of a state (`Method.unchanged`), and
-    ``statistics`` are the names of running statistics. A stale upload is ``staleness`` rounds old
-    and changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
+    ``unchanged_from`` gives the upload that changes nothing of a state (`Method.unchanged`),
+    ``statistics`` are the names of running statistics, ``beside`` those of `Method.beside_update`,
+    and ``products`` those of `Method.products`. A stale upload is ``staleness`` rounds old and
+    changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
     ``masks`` are a client's, where the server is to see sums alone, and ``kept`` is its upload
     where a second pass needs it; ``clip`` is the norm that its update may have, where that differs
     from round to round.
@@ -29,6 +30,8 @@ class UploadContext:
     seed: int | str
     statistics: Collection[str]
     unchanged_from: Callable[[Params, Params], Params]
+    beside: Collection[str] = ()
+    products: Sequence[tuple[str, str]] = ()
     state: Params = field(default_factory=dict)
     round: int = 0
     clients: tuple[int, ...] = ()
@@ -46,11 +49,15 @@ class UploadContext:
 
     def updates(self, upload: Params) -> Params:
         """The tensors that tell what clients change: of floats, and no running statistics."""
-        return {
-            name: value
-            for name, value in upload.items()
-            if value.is_floating_point() and name not in self.statistics
-        }
+        return _floats(upload, {*self.statistics, *self.beside})
+
+    def scaled(self, upload: Params) -> Params:
+        """The tensors to multiply so that a share reaches each change once: of a product B A, B."""
+        return _floats(upload, {*self.beside, *(A for A, _ in self.products)})
+
+
+def _floats(upload: Params, without: Collection[str]) -> Params:
+    return {n: v for n, v in upload.items() if v.is_floating_point() and n not in without}
 
 
 class Link:

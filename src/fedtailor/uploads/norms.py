@@ -73,7 +73,7 @@ class NormBound(Link):
         if self.above == "clip":
             for row in rows:
                 upload = uploads.upload(row)
-                clip(upload, at.unchanged(upload), limit / norms[row])
+                clip(at.scaled(upload), at.unchanged(upload), limit / norms[row])
             return {}
         size = len(at.clients)
         if rows and size - len(rows) < max(1, at.least):

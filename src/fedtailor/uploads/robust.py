@@ -75,8 +75,8 @@ class RobustRule(Link):
             state = {name: value.to(floats[name].device) for name, value in own.items()}
         # running statistics would drown what clients ask for: they are far larger than updates
         scored = list(at.updates(floats))
-        for name in floats.keys() - set(scored):
+        for name in floats.keys() & set(at.statistics):
             floats[name] = rule.bound(floats[name])
         key = random.key(at.seed, at.round, "aggregate")
         order = random.uniform(key, (len(at.clients),)).argsort()
-        return rule, changed(rule, floats, state, scored, order), state
+        return rule, changed(rule, floats, state, scored, list(at.scaled(floats)), order), state

@@ -60,6 +60,13 @@ Rule = Literal["none", Selection, Combination]
 Step = Literal["clip", "nnm", "bucketing"]
 SELECTIONS: tuple[str, ...] = get_args(Selection)
 COMBINATIONS: tuple[str, ...] = get_args(Combination)
+_IDLE_WITHOUT = {"nnm", "mda", "trimmed-mean", "meamed", "bulyan"}  # attackers: a mean of all
+_USED_BY = {
+    "keep": ("multi-krum",),
+    "radius": ("clip", "centred-clipping"),
+    "bucket": ("bucketing",),
+    "steps": ("geometric-median", "centred-clipping"),
+}
 _MOST_SUBSETS = 200_000  # that mda tries
 
 
@@ -102,12 +109,9 @@ class Robust:
         return "clip" in self.before or self.rule == "centred-clipping"
 
     def check(self, cohort_size: int) -> None:
-        """Raise InputError if the cohort is too small for ``attackers`` or ``keep``, or if the rule
-        doesn't use them."""
-        if self.keep is not None and self.rule != "multi-krum":
-            raise InputError(
-                f"robust.keep = {self.keep} is for rule 'multi-krum'; the rule is {self.rule!r}"
-            )
+        """Raise InputError if a cohort of so many uploads is too small for ``attackers`` or
+        ``keep``, if nothing uses a setting, or if the rule would do nothing."""
+        self._check_used()
         if len(set(self.before)) < len(self.before):
             raise InputError(f"robust.before = {list(self.before)} names a step twice")
         if self.rule == "none" and "nnm" not in self.before:
@@ -118,10 +122,17 @@ class Robust:
                 )
             return
         most = self._most_attackers(cohort_size)
+        idle = {*self.before, self.rule} & _IDLE_WITHOUT if not self.attackers else set()
+        if idle:
+            raise InputError(
+                f"robust.attackers = 0, with which {min(idle)!r} withstands nobody; allowed: 1 or "
+                "more"
+            )
         if self.attackers > most:
             raise InputError(
-                f"robust.attackers = {self.attackers} under {self._title} needs a cohort of at "
-                f"least {self._least_cohort} clients; it has {cohort_size}; allowed: 0 to {most}"
+                f"robust.attackers = {self.attackers} under {self._title} needs the uploads of at "
+                f"least {self._least_cohort} clients; a round has {cohort_size}; allowed: up to "
+                f"{most}"
             )
         if self.keep is not None and self.keep > cohort_size - self.attackers:
             raise InputError(
@@ -133,6 +144,16 @@ class Robust:
                 f"rule 'mda' would try more than {_MOST_SUBSETS:,} subsets of {cohort_size} "
                 "uploads. Take 'multi-krum'"
             )
+
+    def _check_used(self) -> None:
+        """Raise InputError for a setting that neither the rule nor a step before it uses."""
+        for name, users in _USED_BY.items():
+            value = getattr(self, name)
+            if value != getattr(Robust(), name) and not {self.rule, *self.before} & {*users}:
+                raise InputError(
+                    f"robust.{name} = {value} is for {' and '.join(map(repr, users))}; "
+                    f"robust.rule is {self.rule!r}, robust.before {list(self.before)}"
+                )
 
     def check_method(self, name: str, *, needs_only_mean: bool, sends_updates: bool) -> None:
         """Raise InputError if the rule doesn't go with a method of this ``name``."""
