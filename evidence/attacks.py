@@ -278,11 +278,11 @@ def _of_alignment(rows: Sequence[Row]) -> str:
         if (weighed.method, plain.method) == ("fedsdg", "fedsdg-uniform")
         and weighed.attack == plain.attack
     ]
-    less = sum(a.points < b.points and a.is_damaged for a, b in pairs)
+    less = sum(a.points < b.points for a, b in pairs)
     verb = "do not protect" if less else "protect"
     return (
         f"- **FedSDG's alignment weights {verb} clients' own models.** With equal weights "
-        f"(`fedsdg-uniform`) these lose less under {less} of {len(pairs)} attacks."
+        f"(`fedsdg-uniform`) these lose less under {less} of {len(pairs)} attacks, on average."
     )
 
 
