@@ -229,8 +229,8 @@ three rounds of all clients with three epochs each, `clip = 1`, delta 500^-1.1:
 
 Learning rates are the best of four on validation data (of five for local and six for fedavg, whose
 best of four were at an end), with noise at epsilon 8, at Dirichlet 0.3 and seed 10; they stand for
-every epsilon. Without noise, and without the bound, they are chosen likewise from 0.003, 0.01 and
-0.03. Training alone sends nothing, so its rate and its results are the same in all columns.
+every epsilon. Without noise and bound they are the best of 0.003, 0.01 and 0.03 (for fedavg of 0.1,
+too), chosen likewise. Training alone sends nothing, so it is the same in all columns.
 """
 
 _TABLES = """## Accuracy

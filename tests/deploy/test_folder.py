@@ -62,8 +62,10 @@ def test_an_experiment_becomes_a_flower_app(tmp_path: Path) -> None:
 
 
 def test_the_experiment_keeps_what_all_places_have_in_common(tmp_path: Path) -> None:
-    deployment = open_folder(made(tmp_path))
+    text = EXPERIMENT.replace("[split]", 'train_split = "rows"\ntest_split = "validation"\n[split]')
+    deployment = open_folder(made(tmp_path, text=text))
     experiment = deployment.experiment
+    assert (experiment.data.train_split, experiment.data.test_split) == ("train", "test")
     assert (experiment.name, experiment.rounds, experiment.local.steps) == ("wards", 2, 1)
     assert (experiment.data.name, experiment.data.limit) == (None, None)
     assert (experiment.data.label, experiment.data.classes) == ("topic", ("a", "b"))

@@ -30,7 +30,10 @@ from ..user_code import origin_of, portable
 
 ADDRESS = "127.0.0.1:8000"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SITE_DATA = ("name", "path", "test_path", "subset", "limit", "skip", "limit_test")
+_SITE_DATA = (
+    *("name", "path", "test_path", "subset", "revision", "train_split", "test_split"),
+    *("limit", "skip", "limit_test"),
+)
 _CLIENT_SPLIT = ("validation", "test", "max_examples", "seed")
 _APP = {
     "pyproject.toml": """\
