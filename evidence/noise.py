@@ -245,8 +245,9 @@ three rounds of all clients with three epochs each, `clip = 1`, delta 500^-1.1:
 | fedsdg, with equal weights | one branch of LoRA, and head | the other branch, and gates |
 
 Learning rates are the best of four on validation data (of five for local and six for fedavg, whose
-best of four were at an end; its 0.3 is level with 1.0), with noise at epsilon 8, at Dirichlet 0.3 and seed 10; they stand for
-every epsilon. Training alone sends nothing, so it is the same in all columns.
+best of four were at an end; its 0.3 is level with 1.0), with noise at epsilon 8, at Dirichlet 0.3
+and seed 10; they stand for every epsilon. Training alone sends nothing, so it is the same in all
+columns.
 """
 
 _TABLES = """## Accuracy
