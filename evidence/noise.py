@@ -254,7 +254,7 @@ _TABLES = """## Accuracy
 
 In percent: each client's own model on its own test examples, the mean over 200 clients. Columns by
 epsilon are of seed 0; the last two of all seeds at epsilon 8, with the difference to local and its
-95 % interval over clients and seeds. Empty: not run yet.
+95 % interval over clients and seeds.
 """
 
 

@@ -320,9 +320,7 @@ def test_a_client_that_diverges_can_be_left_out() -> None:
 
 
 def test_a_share_that_no_cohort_can_hold_is_told() -> None:
-    message = (
-        r"max_share = 0\.1: in a cohort of 5 some .* 1/5; allowed: 0\.2 \(all count alike\) to 1"
-    )
+    message = r"max_share = 0\.1: of the 5 clients .* 1/5; allowed: 0\.2 \(all count alike\) to 1"
     with pytest.raises(InputError, match=message):
         last_round(FedAvg(), replace(PLAN, cohort=CohortConfig(max_share=0.1)))
 

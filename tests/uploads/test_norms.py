@@ -48,7 +48,9 @@ def test_a_clip_reaches_a_product_once_and_leaves_alone_what_is_no_part_of_an_up
     uploads = UploadStack(1, 1e9)
     uploads.put(0, {**upload, "path": torch.tensor([12.0])})  # a norm of 13
     zeros = {name: torch.zeros_like(value) for name, value in upload.items()}
-    at = UploadContext(0, (), lambda *_: zeros, ("path",), [("A", "B")], clients=(0,))
+    at = UploadContext(
+        0, (), lambda *_: zeros, beside=("path",), products=[("A", "B")], clients=(0,)
+    )
     NormBound("clip", 6.5, 10.0, 0.5).gather(uploads, at)
     clipped = uploads.upload(0)
     torch.testing.assert_close(clipped["B"] @ clipped["A"], upload["B"] @ upload["A"] / 2)

@@ -109,8 +109,8 @@ def upload_chain(
     ]
     active = tuple(link for link in links if link is not None)
     known = federation.server_seed, task.buffers, partial(method.unchanged, task)
-    context = UploadContext(*known, method.beside_update, method.products(task))
-    return Chain(active, context)
+    beside, products = method.beside_update, method.products(task)
+    return Chain(active, UploadContext(*known, beside=beside, products=products))
 
 
 def _secure(

@@ -30,8 +30,6 @@ class UploadContext:
     seed: int | str
     statistics: Collection[str]
     unchanged_from: Callable[[Params, Params], Params]
-    beside: Collection[str] = ()
-    products: Sequence[tuple[str, str]] = ()
     state: Params = field(default_factory=dict)
     round: int = 0
     clients: tuple[int, ...] = ()
@@ -42,6 +40,8 @@ class UploadContext:
     masks: Masks | None = None
     clip: float | None = None
     kept: Params | None = None
+    beside: Collection[str] = ()
+    products: Sequence[tuple[str, str]] = ()
 
     def unchanged(self, upload: Params) -> Params:
         """The float tensors of an upload like this one that changes nothing of ``state``."""
