@@ -154,6 +154,7 @@ def counted(info: NodeInfo, train: int) -> NodeInfo:
         ),
         (lambda info: replace(info, classes=()), "its task is classification, and it has no class"),
         (lambda info: replace(info, picture=(10**6, 10**6, 3)), "its picture is (1000000"),
+        (lambda info: replace(info, scale=(37.0, 1.0)), "its scale is (37.0, 1.0)"),
         (lambda info: replace(info, num_clients=10**9), "its num_clients is 1000000000; split.cl"),
         (lambda info: replace(info, clients=(0, 3)), "client 0 is served by node 100, too"),
         (lambda info: counted(info, 2**62), "client 1 has 4611686018427387904 training examples"),

@@ -80,6 +80,8 @@ def test_executors_and_a_federation_give_the_numbers_of_one_process(
     stacked = here(executor="vectorised", clients_per_step=2)
     direct = grid(chosen, tmp_path / "nodes", dataset=dataset, model=lambda: kinds.backbone(kind))
     far = serve(direct, chosen, tmp_path / "far", backbone=backbone, timeouts=QUICK)
+    known = [json.loads((out / "partitions/seed-0.json").read_text()) for out in (near, far)]
+    assert known[0].get("scale") == known[1].get("scale")
     name = f"methods/{label}/seed-0/server.safetensors"
     for other in (far, processes):
         assert same_bits(load_tensors(near / name), load_tensors(other / name))

@@ -14,6 +14,7 @@ import pytest
 from fedtailor.cli import main
 from fedtailor.data.config import LocalConfig
 from fedtailor.engine.config import CohortConfig, Plan
+from fedtailor.engine.faults import FaultConfig
 from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
@@ -21,6 +22,7 @@ from fedtailor.methods.fedsq import FedSQ
 from fedtailor.optim import Optimiser
 from fedtailor.runs.experiment import load
 from fedtailor.runs.layer_search import Candidate, choose, suffixes, try_suffixes
+from fedtailor.uploads.attacks import AttackConfig
 from tests.small import digits, digits_backbone
 from tests.text import tiny_bert
 
@@ -51,6 +53,13 @@ def test_every_suffix_is_trained_on_one_half_and_scored_on_the_other() -> None:
     assert all(0 <= one.accuracy * 30 == pytest.approx(round(one.accuracy * 30)) for one in found)
     assert tried(patience=9) == found
     assert len({one.accuracy for one in found}) > 1
+
+
+def test_what_is_simulated_in_rounds_plays_no_part() -> None:
+    hidden = replace(PLAN, faults=FaultConfig(drop_before=0.9), attack=AttackConfig("sign-flip"))
+    method = FedAvg(optimiser=Optimiser(lr=0.05))
+    of = (method, digits_backbone(0.0), digits(), ROWS)
+    assert list(try_suffixes(*of, hidden, patience=0)) == list(try_suffixes(*of, PLAN, patience=0))
 
 
 def test_it_ends_when_more_layers_do_not_help() -> None:

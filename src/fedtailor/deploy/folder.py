@@ -347,10 +347,10 @@ def at_site(experiment: Experiment, data: str, settings: Sequence[str]) -> Exper
         key, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--set takes key=value, got {text!r}")
-        if key in ("path", "name", "task", "classes"):
+        if key in ("path", "name", "task", "classes", *objective_of_data(experiment.data).settings):
             raise InputError(
                 f"data.{key} can't be set at a site: --data names the file or data set, and "
-                "experiment.toml has the task and the classes of all sites"
+                "experiment.toml has the task, the classes and the loss of all sites"
             )
         fields[key] = str(Path(value).resolve()) if key == "test_path" else value
     return replace(experiment, data=build(experiment.data, fields, "data"))

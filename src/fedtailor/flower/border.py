@@ -61,6 +61,9 @@ def read_info(content: RecordDict | str, experiment: Experiment) -> NodeInfo:
         raise WireError(f"its task is {info.task}, and it has no classes")
     if data.classes and info.classes != data.classes:
         raise WireError(f"its classes are {info.classes}; the experiment's are {data.classes}")
+    is_scaled = bool(OBJECTIVES[info.task].settings) and len(info.scale) in (2, 3)
+    if info.scale and not (is_scaled and all(map(math.isfinite, info.scale))):
+        raise WireError(f"its scale is {info.scale}; must be two or three numbers")
     picture = info.picture
     if picture is not None and (
         len(picture) != 3 or min(picture) < 1 or math.prod(picture) > _MOST_PIXELS

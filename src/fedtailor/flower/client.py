@@ -169,6 +169,7 @@ class Site:
             data=dataset.digest,
             sizes=tuple(self._sizes(seed, clients) for seed in seeds),
             model=tuple(self._model.items()),
+            scale=dataset.scale,
         )
         return pack(node_info)
 

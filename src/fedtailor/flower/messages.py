@@ -64,8 +64,8 @@ class Sizes(Exact):
 @dataclass(frozen=True)
 class NodeInfo(Exact):
     """The answer to a `NodeQuery`: the node's ``clients`` of ``num_clients``, and what their data
-    look like (``picture``: channels, height and width; None for texts). ``model`` has hashes of the
-    base model's files, by name."""
+    look like (``picture``: channels, height and width; None for texts; ``scale``: what their task
+    is scaled by). ``model`` has hashes of the base model's files, by name."""
 
     clients: tuple[int, ...]
     num_clients: int
@@ -76,6 +76,7 @@ class NodeInfo(Exact):
     sizes: tuple[Sizes, ...]
     new_clients: tuple[int, ...] = ()  # from K on: they join when the training is over
     model: tuple[tuple[str, str], ...] = ()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,13 @@ _UNREADABLE = (
     *(ArithmeticError, RecursionError, MemoryError),
 )
 _MOST_NAMED = 20  # nodes that are refused
-_FORM = ("num_clients", "task", "classes", "picture")  # what all nodes' data have in common
+_FORM = (
+    "num_clients",
+    "task",
+    "classes",
+    "picture",
+    "scale",
+)  # that all have in common
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 _BRIEF = 10.0  # seconds for which an answer that does not come through holds up the others
 _MOST_PULLS = 64  # at once
@@ -292,7 +298,7 @@ def remote_federation(
     }
     labels = np.array([told[k] for k in sorted(told)]) if len(told) == len(counts) else None
     check_names("client", names or ())
-    dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes)
+    dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes, scale=first.scale)
     partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
     federation = Federation(dataset, partition, seed, remote=True, told_labels=labels)
     federation.check()

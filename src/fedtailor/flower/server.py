@@ -154,6 +154,8 @@ def check_remote(experiment: Experiment) -> None:
         raise InputError(
             f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
         )
+    if experiment.evaluate.by_client:
+        raise InputError("evaluate.by_client is for runs in one process; leave it out")
     if experiment.privacy.stop is not None:
         raise InputError(
             "privacy.stop = 'budget' is for runs in one process: sites know their rounds before "

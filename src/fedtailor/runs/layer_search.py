@@ -12,6 +12,7 @@ from ..data import load_data
 from ..data.federation import Federation
 from ..data.table import Dataset, Indices, Partition, Shares
 from ..engine.config import CohortConfig, Plan
+from ..engine.faults import FaultConfig
 from ..engine.rounds import rounds
 from ..errors import InputError, unknown
 from ..layers.parts import units
@@ -20,6 +21,7 @@ from ..models import load_tokenizer
 from ..params import count
 from ..task.backbone import Backbone
 from ..task.task import Task
+from ..uploads.attacks import AttackConfig
 from .build import backbone_of, federation_of, task_of
 from .experiment import Experiment
 
@@ -74,7 +76,10 @@ def try_suffixes(
     nothing = Shares.of([np.empty(0, np.int64)])
     federation = Federation(dataset, Partition(train, probe, nothing, "calibration"), seed)
     evaluate = replace(plan.evaluate, every=plan.rounds, clients=None)
-    plan = replace(plan, cohort=CohortConfig(), evaluate=evaluate)
+    plan = replace(
+        plan.in_clear, cohort=CohortConfig(), evaluate=evaluate, faults=FaultConfig(),
+        attack=AttackConfig(),
+    )  # fmt: skip
     best, worse = -1.0, 0
     for layers in suffixes(backbone):
         chosen = replace(method, layers=layers)  # type: ignore[call-arg]
