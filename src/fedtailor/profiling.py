@@ -50,7 +50,8 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Subtract ``seconds`` from one phase, and add them to another."""
+        """Subtract ``seconds`` from one phase, at most all that it has, and add them to another."""
+        seconds = min(seconds, self.seconds.get(source, 0.0))
         for name, change in ((source, -seconds), (target, seconds)):
             self.seconds[name] = self.seconds.get(name, 0.0) + change
 
