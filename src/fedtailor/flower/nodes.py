@@ -37,13 +37,7 @@ _UNREADABLE = (
     *(ArithmeticError, RecursionError, MemoryError),
 )
 _MOST_NAMED = 20  # nodes that are refused
-_FORM = (
-    "num_clients",
-    "task",
-    "classes",
-    "picture",
-    "scale",
-)  # that all have in common
+_FORM = ("num_clients", "task", "classes", "picture", "scale")  # what all nodes have in common
 _PAUSE = 10.0  # seconds before a node that gave no good answer is asked again
 _BRIEF = 10.0  # seconds for which an answer that does not come through holds up the others
 _MOST_PULLS = 64  # at once

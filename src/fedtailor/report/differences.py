@@ -33,10 +33,10 @@ class Difference:
 
     Positive is better, of a loss, too. ``reading`` says what the interval allows to say: nothing
     where one of them is training alone, and its clients trained unequally often, or where a model
-    has diverged: that client is left out. Of
-    ``num_clients`` clients ``num_worse_off`` do worse with ``method``. Where each seed divides the
-    data anew, a client counts once a seed. ``trained`` is the same over the clients that had
-    trained with both, where some had not (``num_untrained``); None if none had, too.
+    has diverged: that client is left out. Of ``num_clients`` clients ``num_worse_off`` do worse
+    with ``method``. Where each seed divides the data anew, a client counts once a seed. ``trained``
+    is the same over the clients that had trained with both, where some had not
+    (``num_untrained``); None if none had, too.
     """
 
     method: str

@@ -161,16 +161,10 @@ class _Handler(BoundedHandler):
         given = {name: value for name, value in content.items() if value is not None}
         for name, value in given.items():
             if name in _ALLOWED:
-                known = (
-                    one
-                    for one in _ALLOWED[name]
-                    if isinstance(one, bool) == isinstance(value, bool)
-                )
-                if value not in known:
+                if not any(_is_same(value, one) for one in _ALLOWED[name]):
                     only = " or ".join(map(json.dumps, _ALLOWED[name]))
-                    raise _wrong(
-                        name, value, f"answers are the most probable text; allowed: {only}"
-                    )
+                    what = f"answers are the most probable text; allowed: {only}"
+                    raise _wrong(name, value, what)
             elif name not in _FIELDS[self.path]:
                 allowed = ", ".join(sorted({*_FIELDS[self.path], *_ALLOWED}))
                 raise _wrong(name, value, f"there is no such field here; allowed: {allowed}")
@@ -284,6 +278,11 @@ class _Handler(BoundedHandler):
 
 def _wrong(name: str, value: object, allowed: str) -> Refused:
     return Refused(HTTPStatus.BAD_REQUEST, f"{name} = {brief(value)}: {allowed}", name)
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Whether two values of JSON are equal: there false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _text(content: object) -> str | None:
