@@ -18,7 +18,7 @@ from fedtailor.audit.audit import audit
 from fedtailor.audit.canaries import audited, bound
 from fedtailor.audit.finding import Deadline
 from fedtailor.audit.inversion import _errors, _sent
-from fedtailor.audit.membership import auc, found_rate
+from fedtailor.audit.membership import Rows, auc, found_rate
 from fedtailor.cli import main
 from fedtailor.engine.config import EngineConfig, Plan
 from fedtailor.methods.fedavg import FedAvg
@@ -112,6 +112,16 @@ def test_what_is_released_has_the_noise_of_the_run(by: Any, tmp_path: Path) -> N
     (sent,) = _sent(trained, trained.federation, 1, 1)
     assert float(flat(sent.updates["release"]).std()) == pytest.approx(0.5, rel=0.1)
     assert ("upload" in sent.updates) == (by == "server")
+
+
+def test_members_have_taken_part_by_the_round_of_the_model(tmp_path: Path) -> None:
+    cohort = ft.CohortConfig(size=1)
+    run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=6, cohort=cohort)
+    trained = open_trained(run, None, data=digits(), backbone=backbone(0))
+    lines = [json.loads(line) for line in (trained.folder / "history.jsonl").open()]
+    found = [{*Rows.of(trained, line["round"]).rows} for line in lines]
+    assert found[0] == {*lines[0]["cohort"]}
+    assert found[-1] == {0, 1}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,9 +161,13 @@ def test_a_search_shows_the_tasks_measure(
 
 @EVERY
 def test_each_client_predicts_and_another_joins(
-    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(kinds.finished(kind))
+    folder = tmp_path / "own"  # other tests use the run, without the new client
+    monkeypatch.chdir(shutil.copytree(kinds.finished(kind), folder))
     of = ["run", "--method", "fedsdg"]
     assert main(["predict", *of, "--by-client", "--input", "rows.jsonl"]) == 0
     header, *answers = csv.reader(capsys.readouterr().out.splitlines())

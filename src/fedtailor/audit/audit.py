@@ -12,7 +12,7 @@ from .canaries import by_canaries
 from .finding import Deadline, Finding
 from .inversion import by_inversion
 from .likelihood import by_likelihood, check_shadows
-from .membership import Rows, States, by_loss
+from .membership import Attacked, by_loss
 
 _CANARIES = 400  # in all repeated runs
 
@@ -58,21 +58,16 @@ def audit(
     if experiment.engine.device != "cpu":  # the models are opened there
         engine = replace(experiment.engine, device="cpu")
         trained = replace(trained, experiment=replace(experiment, engine=engine))
-    rows = Rows.of(trained)
+    models = Attacked.of(trained)
     if plan.shadows:
         check_shadows(trained, plan.shadows)
     deadline = Deadline.after(plan.minutes)
-    models: dict[str, States] = {"personal": trained.client_state}
-    try:
-        state = trained.global_state()
-        models["global"] = lambda client: state
-    except InputError:
-        pass  # the method has none
+    rows = models["personal"].rows
     say(f"{len(rows.is_member)} rows of {len(rows.rows)} clients; at most {plan.minutes:g} minutes")
-    findings = by_loss(trained, rows, models)
+    findings = by_loss(trained, models)
     if plan.shadows:
         say(f"{plan.shadows} shadow runs, {_seconds(trained):.0f} s each as the run itself took")
-        findings += by_likelihood(trained, rows, models, plan.shadows, deadline)
+        findings += by_likelihood(trained, models, plan.shadows, deadline)
     if plan.batches:
         say(f"inversion: {plan.batches} batches, {plan.steps} steps each")
         findings += by_inversion(trained, plan.batch_size, plan.batches, plan.steps, deadline)

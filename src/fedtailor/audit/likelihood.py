@@ -36,7 +36,11 @@ from ..method import Server
 from ..params import Params
 from ..runs.trained import TrainedMethod
 from .finding import Deadline, Finding, Floats
-from .membership import Rows, States, confidences, held_out, told_apart
+from .membership import Attacked, confidences, held_out, told_apart
+
+Shadow = tuple[NDArray[np.bool_], Floats]
+"""Of the rows that are told apart: those that a model of a shadow run was trained on; how sure it
+is of each."""
 
 
 def check_shadows(trained: TrainedMethod, count: int) -> None:
@@ -62,40 +66,35 @@ def check_shadows(trained: TrainedMethod, count: int) -> None:
 
 
 def by_likelihood(
-    trained: TrainedMethod, rows: Rows, models: dict[str, States], count: int, deadline: Deadline
+    trained: TrainedMethod, models: dict[str, Attacked], count: int, deadline: Deadline
 ) -> list[Finding]:
     """The attack on each of the ``models``, by up to ``count`` shadow runs."""
-    target = {model: confidences(trained, rows, states) for model, states in models.items()}
-    shadows = list(_shadows(trained, rows, models, count, deadline))
+    shadows = list(_shadows(trained, models, count, deadline))
     if not shadows:
         return Finding.none("shadows", "all", "AUC", "no time was left for a shadow run")
-    is_in = np.stack([is_in for is_in, _ in shadows])  # [N, n]
-    told = np.minimum(is_in.sum(0), (~is_in).sum(0)) >= 1  # rows that were both
+    tail = f"; {len(shadows)} of {count} shadows" if len(shadows) < count else ""
     findings = []
-    for model, phi in target.items():
-        shadow = np.stack([by_model[model] for _, by_model in shadows])
+    for name, model in models.items():
+        phi = confidences(trained, model.rows, model.states)
+        is_in, shadow = (
+            np.stack(parts) for parts in zip(*(one[name] for one in shadows), strict=True)
+        )
+        told = np.minimum(is_in.sum(0), (~is_in).sum(0)) >= 1  # rows that were both
         means = [np.where(side, shadow, 0).sum(0) / side.sum(0).clip(1) for side in (is_in, ~is_in)]
         score = phi - (means[0] + means[1]) / 2
-        findings += told_apart("shadows", model, score[told], rows.is_member[told])
-    if len(shadows) < count:
-        tail = f"; {len(shadows)} of {count} shadows"
-        findings = [replace(one, says=one.says + tail) for one in findings]
+        found = told_apart("shadows", name, score[told], model.rows.is_member[told])
+        findings += [replace(one, says=one.says + tail) for one in found]
     return findings
 
 
 def _shadows(
-    trained: TrainedMethod, rows: Rows, models: dict[str, States], count: int, deadline: Deadline
-) -> Iterator[tuple[NDArray[np.bool_], dict[str, Floats]]]:
-    """Of each shadow run, which of the ``rows`` it was trained on, and its models' confidences."""
+    trained: TrainedMethod, models: dict[str, Attacked], count: int, deadline: Deadline
+) -> Iterator[dict[str, Shadow]]:
+    """What each shadow run tells about each of the ``models``."""
     for number in range(count):
         if deadline.has_passed:
             return
-        federation = _dealt(trained.federation, trained.seed, number)
-        found = _trained(trained, federation, rows, models)
-        members = [
-            np.isin(some, federation.rows(client, "train")) for client, some in rows.rows.items()
-        ]
-        yield np.concatenate(members), found
+        yield _trained(trained, _dealt(trained.federation, trained.seed, number), models)
 
 
 def _dealt(federation: Federation, seed: int, number: int) -> Federation:
@@ -116,14 +115,14 @@ def _dealt(federation: Federation, seed: int, number: int) -> Federation:
 
 
 def _trained(
-    trained: TrainedMethod, federation: Federation, rows: Rows, models: dict[str, States]
-) -> dict[str, Floats]:
-    """Train a shadow up to the round of each model; its confidences on the rows."""
+    trained: TrainedMethod, federation: Federation, models: dict[str, Attacked]
+) -> dict[str, Shadow]:
+    """Train a shadow up to the round of each model."""
     method, task, plan = trained.method, trained.task, trained.experiment.plan
     size = plan.evaluate.batch_size
     quiet = EvaluateConfig(every=plan.rounds, clients=1, batch_size=size, global_model=False)
     plan = replace(plan, evaluate=quiet)
-    store, found = memory_states(method, task, federation), dict[str, Floats]()
+    store, found = memory_states(method, task, federation), dict[str, Shadow]()
     works = client_works(method, task, as_trained(method, task, federation, plan), plan)
 
     def personal(server: Server, number: int, client: int) -> Params:
@@ -132,18 +131,25 @@ def _trained(
         request = ClientRequest(0, client, number, private, "personalise", passes, 1.0, 0)
         return works.evaluate.used(method.send(task, server, client), request)
 
-    def shared(server: Server, client: int) -> Params:
+    def shared(server: Server, number: int, client: int) -> Params:
         state = method.global_state(task, server)
         assert state is not None
         return state
 
+    states, took_part = {"personal": personal, "global": shared}, set[int]()
     with closing(rounds(method, task, federation, plan, store=store)) as todo:  # type: ignore[type-var]
         for done in todo:
-            number, server = done.number, done.server
-            if number == trained.round:
-                found["personal"] = confidences(trained, rows, partial(personal, server, number))
-            if number == trained.global_round and "global" in models:
-                found["global"] = confidences(trained, rows, partial(shared, server))
+            took_part.update(done.cohort.clients)
+            for name, model in models.items():
+                if done.number == model.round:
+                    used = partial(states[name], done.server, done.number)
+                    own = name == "personal" and method.finetune_passes > 0
+                    is_in = [
+                        np.isin(some, federation.rows(client, "train"))
+                        & (own or client in took_part)
+                        for client, some in model.rows.rows.items()
+                    ]
+                    found[name] = np.concatenate(is_in), confidences(trained, model.rows, used)
             if found.keys() >= models.keys():
                 break
     return found

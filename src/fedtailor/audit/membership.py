@@ -3,7 +3,8 @@
 Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting. S. Yeom, I. Giacomelli,
 M. Fredrikson, S. Jha. CSF 2018.
 
-Members are training rows of clients that took part, the others held-out rows of the same clients.
+Members are training rows of clients that took part by the model's round, the others held-out rows
+of the same clients.
 AUC is the chance that a member has less loss than another row. The rate is the part of the members
 that a threshold finds which takes at most 1 % of the other rows for members; of fewer than 100
 other rows it takes none.
@@ -32,9 +33,6 @@ _MOST = 200  # rows of a client that are members, and as many others
 _MOST_CLIENTS = 100
 _FALSE = 0.01  # of the other rows
 
-States = Callable[[int], Params]
-"""The state that a client predicts with."""
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -49,13 +47,12 @@ class Rows:
         return np.concatenate(list(self.members.values()))
 
     @classmethod
-    def of(cls, trained: TrainedMethod) -> Rows:
-        """The same number of training and held-out rows of each client that has taken part, at most
-        200; of at most 100 clients. Raises InputError where there are none."""
+    def of(cls, trained: TrainedMethod, round_: int) -> Rows:
+        """The same number of training and held-out rows of each client that has taken part up to a
+        round, at most 200; of at most 100 clients. Raises InputError where there are none."""
         federation, seed = trained.federation, trained.seed
         trial = read(trained.run, only=(trained.label, seed)).trials[0]
-        last = max(trained.round, trained.global_round)
-        clients = sorted({k for line in trial.history if line.round <= last for k in line.cohort})
+        clients = sorted({k for line in trial.history if line.round <= round_ for k in line.cohort})
         if len(clients) > _MOST_CLIENTS:
             draws = random.generator(seed, "audit", "clients")
             clients = sorted(draws.choice(clients, _MOST_CLIENTS, replace=False).tolist())
@@ -78,12 +75,33 @@ class Rows:
         return cls(rows, members)
 
 
+@dataclass(frozen=True)
+class Attacked:
+    """A kind of model under attack: the ``states`` that each client predicts with after ``round``,
+    and the ``rows`` that are to be told apart."""
+
+    states: Callable[[int], Params]
+    round: int
+    rows: Rows
+
+    @classmethod
+    def of(cls, trained: TrainedMethod) -> dict[str, Attacked]:
+        """The clients' own models, and the global one, if there is one, by name."""
+        rows = Rows.of(trained, trained.round)
+        models = {"personal": cls(trained.client_state, trained.round, rows)}
+        if trained.has_global_model:
+            state, at = trained.global_state(), trained.global_round
+            same = rows if at == trained.round else Rows.of(trained, at)
+            models["global"] = cls(lambda client: state, at, same)
+        return models
+
+
 def held_out(federation: Federation, client: int) -> Indices:
     """A client's rows for validation and test."""
     return np.concatenate([federation.rows(client, split) for split in ("validation", "test")])
 
 
-def confidences(trained: TrainedMethod, rows: Rows, states: States) -> Floats:
+def confidences(trained: TrainedMethod, rows: Rows, states: Callable[[int], Params]) -> Floats:
     """How sure each client's model is of its rows, ``[n]``: log(p / (1 - p)) of p = exp(-loss), the
     loss being the mean over a row's predictions."""
     scoring = Scoring(trained.method, trained.task, trained.federation)
@@ -133,10 +151,10 @@ def told_apart(
     ]
 
 
-def by_loss(trained: TrainedMethod, rows: Rows, models: dict[str, States]) -> list[Finding]:
+def by_loss(trained: TrainedMethod, models: dict[str, Attacked]) -> list[Finding]:
     """The attack on each of some ``models``, by name."""
-    return [
-        finding
-        for model, states in models.items()
-        for finding in told_apart("loss", model, confidences(trained, rows, states), rows.is_member)
-    ]
+    found = []
+    for name, one in models.items():
+        scores = confidences(trained, one.rows, one.states)
+        found += told_apart("loss", name, scores, one.rows.is_member)
+    return found

@@ -315,7 +315,7 @@ def fit_new_client(
 def to_new_client(trained: TrainedMethod, number: int) -> tuple[Params, Params | None]:
     """What the server sends to a new client, and the global model, if there is one."""
     method, task, server = trained.method, trained.task, aligned(trained.server)
-    shared = None if method.global_state(task, server) is None else trained.global_state()
+    shared = trained.global_state() if trained.has_global_model else None
     return method.send_new(task, server, number), shared
 
 

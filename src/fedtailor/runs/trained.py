@@ -193,6 +193,11 @@ class TrainedMethod:
         fits = all(n in state and state[n].shape == v.shape for n, v in like.items())
         return pick(state, like) if fits else {}
 
+    @property
+    def has_global_model(self) -> bool:
+        """Whether the method has one."""
+        return self.method.global_state(self.task, self.server) is not None
+
     def global_state(self) -> Params:
         """The global model's tensors; InputError where the method has no global model."""
         server = self.server

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..errors import InputError
 from ..params import Params, to_device
 from ..runs.trained import Opened, TrainedMethod
 
@@ -32,10 +31,9 @@ class Models:
     def of_run(cls, trained: TrainedMethod) -> Models:
         """Find those of a run: its clients by name or number, those that joined, the global one."""
         names = trained.data.get("names") or map(str, range(trained.data["clients"]))
-        try:
+        shared = None
+        if trained.has_global_model:
             shared = to_device(trained.global_state(), trained.task.device)
-        except InputError:  # the method has none
-            shared = None
         clients, run = [*names, *trained.joined], trained.run.resolve().name
         return cls(trained, clients, trained.client_state, run, shared)
 
