@@ -118,7 +118,8 @@ def test_members_have_taken_part_by_the_round_of_the_model(tmp_path: Path) -> No
     cohort = ft.CohortConfig(size=1)
     run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=6, cohort=cohort)
     trained = open_trained(run, None, data=digits(), backbone=backbone(0))
-    lines = [json.loads(line) for line in (trained.folder / "history.jsonl").open()]
+    history = (trained.folder / "history.jsonl").read_text()
+    lines = [json.loads(line) for line in history.splitlines()]
     found = [{*Rows.of(trained, line["round"]).rows} for line in lines]
     assert found[0] == {*lines[0]["cohort"]}
     assert found[-1] == {0, 1}
