@@ -72,13 +72,16 @@ def ends(tried: Mapping[str, Mapping[str, Mapping[Own, Mapping[str, Any]]]]) -> 
 
 
 def end_of(tried: Mapping[Own, Mapping[str, Any]]) -> str:
-    """Which end of a method's rates its best one is, in words; empty if it lies between others, or
-    if there is one rate alone."""
-    rates = sorted({_rate(own) for own in tried})
-    rate = _rate(best_of(tried))
+    """Which end of a method's rates, or of the one other setting that was tried, its best one is,
+    in words; empty if it lies between others, or if there is one alone."""
+    varied = _varied(tried)
+    name = varied[0] if len(varied) == 1 else "optimiser.lr"
+    rates = sorted({_value(own, name) for own in tried})
+    rate = _value(best_of(tried), name)
     if len(rates) == 1 or rates[0] < rate < rates[-1]:
         return ""
-    return f"the {'largest' if rate == rates[-1] else 'smallest'} one tried, {rate:g}"
+    what = "one" if name == "optimiser.lr" else f"`{name}`"
+    return f"the {'largest' if rate == rates[-1] else 'smallest'} {what} tried, {rate:g}"
 
 
 def absent(found: Found) -> str:
