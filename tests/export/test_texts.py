@@ -112,6 +112,7 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     assert command in (adapter / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_chats_are_read_as_predict_reads_them(tmp_path: Path) -> None:
     run = kinds.finished("instruct") / "run"
     out = export_model(run, "fedavg", tmp_path / "out", client="a")
