@@ -90,7 +90,7 @@ def _cell(found: Finding | None) -> str:
         return "-"
     if found.high is None:
         return f"{found.value:.2f}"
-    return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def main() -> None:

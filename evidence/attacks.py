@@ -329,7 +329,7 @@ _HEAD = """## How to read the tables
   on its own test examples, then over seeds. Below it stand differences in points, of honest
   clients. **Bold**: damaged, as the 95 % interval over clients and seeds lies below 0. †: one seed.
 - *Success* is that of a [backdoor](robustness.md#a-backdoor) in clients' own models.
-- Where nobody attacks all 20 clients train: a rule that finds all attackers still lacks their data.
+- Where nobody attacks all 20 clients train; a rule that finds all attackers lacks their data.
 - A rule's number of attackers is the true one. Rates were chosen without an attack; clip, nnm and
   meamed among two dozen rules by the validation data of seed 0, one of the seeds here.
 - [attacks.csv](attacks.csv) has all intervals, the shared models, and each row's settings:

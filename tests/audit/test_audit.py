@@ -18,7 +18,8 @@ from fedtailor.audit.audit import audit
 from fedtailor.audit.canaries import audited, bound
 from fedtailor.audit.finding import Deadline
 from fedtailor.audit.inversion import _errors, _sent
-from fedtailor.audit.membership import Rows, auc, found_rate
+from fedtailor.audit.likelihood import by_likelihood
+from fedtailor.audit.membership import Attacked, Rows, auc, found_rate
 from fedtailor.cli import main
 from fedtailor.engine.config import EngineConfig, Plan
 from fedtailor.methods.fedavg import FedAvg
@@ -123,6 +124,14 @@ def test_members_have_taken_part_by_the_round_of_the_model(tmp_path: Path) -> No
     found = [{*Rows.of(trained, line["round"]).rows} for line in lines]
     assert found[0] == {*lines[0]["cohort"]}
     assert found[-1] == {0, 1}
+
+
+def test_too_few_shadows_tell_nothing_apart(tmp_path: Path) -> None:
+    cohort = ft.CohortConfig(size=1)
+    run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=1, cohort=cohort)
+    trained = open_trained(run, None, data=digits(), backbone=backbone(0))
+    found = by_likelihood(trained, Attacked.of(trained), 1, Deadline.after(5))
+    assert [one.says.split(":")[0] for one in found] == ["not tried"] * 2
 
 
 @pytest.mark.slow

@@ -80,6 +80,10 @@ def by_likelihood(
             np.stack(parts) for parts in zip(*(one[name] for one in shadows), strict=True)
         )
         told = np.minimum(is_in.sum(0), (~is_in).sum(0)) >= 1  # rows that were both
+        if len({*model.rows.is_member[told]}) < 2:
+            why = "too few rows were trained on in one shadow run and held out in another"
+            findings += Finding.none("shadows", name, "AUC", why)
+            continue
         means = [np.where(side, shadow, 0).sum(0) / side.sum(0).clip(1) for side in (is_in, ~is_in)]
         score = phi - (means[0] + means[1]) / 2
         found = told_apart("shadows", name, score[told], model.rows.is_member[told])

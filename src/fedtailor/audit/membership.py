@@ -4,10 +4,9 @@ Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting. S. Ye
 M. Fredrikson, S. Jha. CSF 2018.
 
 Members are training rows of clients that took part by the model's round, the others held-out rows
-of the same clients.
-AUC is the chance that a member has less loss than another row. The rate is the part of the members
-that a threshold finds which takes at most 1 % of the other rows for members; of fewer than 100
-other rows it takes none.
+of the same clients. AUC is the chance that a member has less loss than another row. The rate is the
+part of the members that a threshold finds which takes at most 1 % of the other rows for members; of
+fewer than 100 other rows it takes none.
 """
 
 from __future__ import annotations
