@@ -36,6 +36,8 @@ from fedtailor.data.labels import label_counts, label_overlap
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.prepare import as_trained, client_works, first_server, memory_states
 from fedtailor.errors import DivergedError
+from fedtailor.objectives.objective import OWN_METRIC
+from fedtailor.objectives.text_metrics import WRITTEN
 from fedtailor.params import to_device
 from fedtailor.runs.build import Inputs
 from fedtailor.runs.manifest import open_run
@@ -44,7 +46,7 @@ from fedtailor.store.format import has_commit
 from fedtailor.store.logs import read_commit
 from fedtailor.store.metrics import ATTACK_SUCCESS, summary, values_of
 from fedtailor.store.read import EvaluationLine, Trial, read
-from fedtailor.store.selection import select_round
+from fedtailor.store.selection import by_round, select_round
 from fedtailor.torch_private import count_flops
 
 from .shown import shown
@@ -350,7 +352,21 @@ def results(out: Path, only: tuple[str, int] | None = None) -> dict[str, Any]:
                 values[model][ATTACK_SUCCESS] = _rounded(
                     summary(selected.test, ATTACK_SUCCESS).mean
                 )
-    return values | shown(trial, run.partitions[trial.seed], metric)
+    return values | _written(trial) | shown(trial, run.partitions[trial.seed], metric)
+
+
+def _written(trial: Trial) -> dict[str, Any]:
+    """What the clients' models wrote last on test examples, by its metrics; empty if nothing."""
+    for number, found in sorted(by_round(trial, "personal", "test").items(), reverse=True):
+        metrics = {
+            name: [_rounded(value) for value in of_clients]
+            for name, of_clients in found.metrics.items()
+            if name in (OWN_METRIC, *WRITTEN) and any(v is not None for v in of_clients)
+        }
+        if metrics:
+            clients = {"clients": list(found.clients), "num_examples": list(found.num_examples)}
+            return {"written": {"round": number, **clients, **metrics}}
+    return {}
 
 
 def _at(trial: Trial, model: str, split: str, number: int) -> EvaluationLine | None:

@@ -208,9 +208,9 @@ def _compared(claim: Claim, results: Results, key: str = "set") -> tuple[Paired,
 
 
 def _scores(line: Line, claim: Claim) -> dict[str, float | None]:
-    """The accuracy by client; of spans, the F1."""
+    """The accuracy by client, of spans the F1; or the metric that the claim names."""
     found = line["results"][claim.get("model", "personal")]
-    scores = found[line["results"].get("metric", "accuracy")]
+    scores = found[claim.get("metric", line["results"].get("metric", "accuracy"))]
     return dict(zip(map(str, found["clients"]), scores, strict=True))
 
 

@@ -149,6 +149,7 @@ def test_the_defaults_are_fedavg() -> None:
     assert ours.evaluations == fedavg.evaluations
 
 
+@pytest.mark.slow
 def test_weights_count_alike_in_a_stack_and_in_a_mean() -> None:
     """The engine adds up the uploads of methods that need only their mean, with their weights."""
     mean, stack = last_round(PlainMean())[0].server, last_round(PlainMeanOfStack())[0].server

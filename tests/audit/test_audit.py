@@ -147,6 +147,7 @@ def test_shadows_tell_members_apart(tmp_path: Path) -> None:
         audit(trained, AuditPlan(shadows=2))
 
 
+@pytest.mark.slow
 def test_the_bound_of_epsilon_is_below_the_claim_and_above_it_with_a_tenth_of_the_noise() -> None:
     """Through the rounds of the engine; the noise follows from the seed."""
     federation = digits_federation((2,) * 20)

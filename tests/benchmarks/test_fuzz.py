@@ -37,6 +37,7 @@ def check(attempt: Attempt, examples: int) -> None:
     property_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [

@@ -11,6 +11,7 @@ import pytest
 from fedtailor.cli import main
 
 
+@pytest.mark.slow
 def test_damaged_files_are_listed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

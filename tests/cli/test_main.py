@@ -37,6 +37,7 @@ print(*{{name.partition(".")[0] for name in sys.modules}})
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_help_and_mistakes_load_nothing_that_takes_long() -> None:
     helps = [f"{command} --help" for command in COMMANDS]
     mistakes = ["lst", "--hepl", "list metods", "run small.toml --sett", "deploy x"]

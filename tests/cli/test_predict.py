@@ -57,6 +57,7 @@ def test_a_new_client_takes_its_own_rows_and_says_which_are_left_out(
     assert "has no rows of client 'rome', but of lagos (6), oslo (6)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_new_client_joins_and_predicts(
     run: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_new_client_joins_and_predicts(
     assert "no client nowhere; allowed: 0 to 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_texts_as_they_are_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

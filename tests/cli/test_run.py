@@ -48,6 +48,7 @@ def test_a_run_ends_with_a_table_and_a_report(
     assert lines[0]["bytes_up"] > 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(file: Path, finished: Path, tmp_path: Path) -> None:
     assert main(["run", str(file), "--out", str(tmp_path / "again")]) == 0
     assert contents(tmp_path / "again") == contents(finished)
@@ -191,6 +192,7 @@ def test_overwrite_removes_the_old_run_and_nothing_else(
     assert file.exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_with_client_and_round(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

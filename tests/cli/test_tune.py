@@ -10,6 +10,7 @@ import pytest
 from fedtailor.cli import main
 
 
+@pytest.mark.slow
 def test_candidates_as_json_and_the_chosen_settings_as_a_file(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

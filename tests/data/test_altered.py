@@ -32,6 +32,7 @@ def test_a_picture_that_is_not_square_is_turned_by_180_degrees_alone():
     assert np.array_equal(turned, values[row, 0, ::-1, ::-1])
 
 
+@pytest.mark.slow
 def test_texts_have_no_angle(chitchat):
     parts = partition(chitchat, SplitConfig(clients=3), seed=0)
     with pytest.raises(InputError, match=r"^split.rotations is 2, but the data are texts"):

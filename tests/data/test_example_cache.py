@@ -1,6 +1,7 @@
 import time
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -40,6 +41,7 @@ def test_results_stand_beside_the_batch_they_belong_to() -> None:
     assert sum(asked) < 100  # two blocks of neighbours, once each
 
 
+@pytest.mark.slow
 def test_token_sequences_are_kept_at_their_own_length() -> None:
     dataset = topics_federation().dataset
     lengths = dataset.inputs.lengths(np.arange(400))

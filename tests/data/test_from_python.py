@@ -37,6 +37,7 @@ def load(data: Data, tokenizer: PreTrainedTokenizerBase | None = None) -> Datase
     return data.load(data.config(DataConfig(name="digits", max_length=8)), tokenizer)
 
 
+@pytest.mark.slow
 def test_a_frame_gives_what_its_file_gives(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_class_that_no_training_row_has_is_told(tokenizer, tmp_path):
     assert (told.count, told.text) == (2, "no training row has the classes ebola, gout")
 
 
+@pytest.mark.slow
 def test_small_clients_are_left_out_by_name(tokenizer, tmp_path):
     dataset = load(tokenizer, tmp_path)
     config = SplitConfig(scheme="natural", min_examples=3, validation=0, test=0.3)

@@ -134,6 +134,7 @@ SPLITS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     labels=st.lists(st.integers(0, 3), min_size=1, max_size=60),
     num_test=st.integers(0, 20),

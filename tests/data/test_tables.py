@@ -114,6 +114,7 @@ def test_words_that_pandas_takes_for_gaps_are_words(tokenizer, tmp_path: Path) -
     assert read_rows(path, DataConfig(path=path), images=False).inputs[1] == "NA"
 
 
+@pytest.mark.slow
 def test_clients_keep_the_spelling_of_their_names(tokenizer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "a b,0,007", "c d,1,7", "e f,1,10")
     assert load(path, tokenizer).client_names == ("007", "10", "7")

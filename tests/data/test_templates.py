@@ -95,6 +95,7 @@ def test_a_wrong_template_is_named(template: dict[str, Any], what: str) -> None:
         ft.run(ft.load("e.toml", [f"data.templates=[{{{listed}}}]"]), "out")
 
 
+@pytest.mark.slow
 def test_each_client_has_its_task_and_its_metric(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_slow_tokenizer_is_refused(tmp_path):
         tokenise(TEXTS, object(), 8)
 
 
+@pytest.mark.slow
 def test_pairs_are_joined_as_the_tokenizer_joins_them(tokenizer):
     pairs = [("Grain rose.", "Oil fell."), ("", "oil " * 50), ("a", "")]
     tokens = tokenise(pairs, tokenizer, 12).inputs

@@ -178,6 +178,7 @@ def test_a_site_that_got_messages_before_tries_again_for_a_while(
     assert (time.monotonic() > start + 2) >= joined
 
 
+@pytest.mark.slow
 def test_the_pause_between_tries_grows_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

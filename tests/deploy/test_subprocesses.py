@@ -158,6 +158,7 @@ with started(["sleep", "60"], os.environ) as process, watched(process, "the-help
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_is_stopped_ends_when_it_was_told_to() -> None:
     """Whichever of its threads gets the signal as it goes on."""
     for _ in range(5):

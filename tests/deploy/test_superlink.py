@@ -167,6 +167,7 @@ def test_a_message_of_too_many_parts_becomes_an_error_that_says_so(
     assert error.metadata.reply_to_message_id == many.metadata.message_id
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_is_answered_with_503(
     store: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
           torch.int16, torch.int8, torch.uint8, torch.bool]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.text(

@@ -57,6 +57,7 @@ def test_who_drops_before_training_is_as_if_it_were_not_in_the_cohort() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_who_drops_after_training_has_trained_and_sends_nothing() -> None:
     before, _ = last_round(FedPer(), FIVE, rounds=1, faults=without(1, drop_before=1.0))
     after, store = last_round(FedPer(), FIVE, rounds=1, faults=without(1, drop_after=1.0))
@@ -70,6 +71,7 @@ def test_who_drops_after_training_has_trained_and_sends_nothing() -> None:
     assert (after.faults.dropped_after, after.trained_steps) == ((1,), 15)
 
 
+@pytest.mark.slow
 def test_partial_work_is_the_first_of_the_local_steps() -> None:
     """With a share that is rounded to one step of three, the round is one of a single step."""
     part, _ = last_round(FedAvg(), FIVE, rounds=1, faults=without(*range(5), partial=1e-9))
@@ -120,6 +122,7 @@ def test_processes_and_the_order_of_clients_change_nothing(method: Method) -> No
     assert one.faults == two.faults
 
 
+@pytest.mark.slow
 def test_simulated_seconds_are_those_of_the_slowest_client_in_time() -> None:
     slow = ClientFaults((0, 3), machine=1)
     machines = (FAST, SLOW)

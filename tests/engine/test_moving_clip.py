@@ -84,6 +84,7 @@ def test_update_and_bit_together_cost_what_the_update_alone_does(
     assert made.update_noise < 1.16 * made.noise
 
 
+@pytest.mark.slow
 def test_the_clip_moves_to_the_median_norm_and_masks_change_nothing() -> None:
     federation = digits_federation((4, 5, 6, 7, 8), seed=1)
     method = FedAvg(optimiser=ft.Optimiser(lr=1e-3))

@@ -111,6 +111,7 @@ def test_a_client_that_drops_out_counts_as_one_that_changes_nothing() -> None:
     assert 0.9 * 0.01 / 5 < update_norm(server_after(FedAvg(), plan), without) <= 0.01 / 5 * 1.001
 
 
+@pytest.mark.slow
 def test_cohorts_by_chance_differ_in_size_and_one_of_nobody_changes_nothing() -> None:
     federation = digits_federation((3,) * 6, seed=1)
     privacy = replace(PRIVACY, sampling="poisson", delta=0.9)

@@ -173,6 +173,7 @@ def test_local_trains_like_one_client_fedavg() -> None:
     assert all(store.read(0)[name].equal(shared[name]) for name in shared)
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_training_alone() -> None:
     tuned, plain = last_round(FedAvgFT()), last_round(FedAvg())
     assert all(tuned.server[name].equal(plain.server[name]) for name in plain.server)

@@ -87,6 +87,7 @@ def test_texts_are_written_at_their_rounds_and_judged(kind: str) -> None:
     assert (sample.prompt, sample.reference) == (said[row], targets[row])
 
 
+@pytest.mark.slow
 def test_a_client_that_did_not_train_writes_what_it_wrote_before() -> None:
     """Its results are kept from round to round, but not from one without texts."""
     method, federation = METHODS["local"](), kinds.federation("instruct", (5, 6, 7))

@@ -40,6 +40,7 @@ def test_a_claim_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) >= 25
 
 
+@pytest.mark.slow
 def test_a_row_s_commands_are_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

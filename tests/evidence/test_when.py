@@ -53,6 +53,7 @@ def test_methods_that_are_best_most_often_come_first() -> None:
     assert " 10 to 80 % " in first_choice([one | {"chosen": "fedsq"} for one in found])
 
 
+@pytest.mark.slow
 def test_the_language_models_have_the_perplexities_of_the_cross_table() -> None:
     (chat,) = [cell.measured() for cell in language_models()]
     crossed = {cell.method: cell for cell in cross_cells.cells() if cell.data.is_text}
@@ -132,6 +133,7 @@ def test_sentences_follow_the_settings_of_the_trials(found: list[dict[str, Any]]
     assert "`fedalt`, `fedhft`, `fedsa-lora` and `fedsdg` have no rows" in map_tuning.absent(found)
 
 
+@pytest.mark.slow
 def test_points_that_rest_on_few_seeds_are_hollow(tmp_path: Path) -> None:
     def cell(data: str, overlap: float, *seeds: int) -> dict[str, object]:
         one = {"over_alone": [0.1, 0.05, 0.15], "seeds": list(seeds)}

@@ -95,6 +95,7 @@ def test_a_picture_gets_labels_from_use_py_and_the_card_tells_where_it_comes_fro
     assert f"| test | {test['num_examples'][1]} | {100 * test['accuracy'][1]:.1f} % |" in card
 
 
+@pytest.mark.slow
 def test_the_card_says_so_if_all_clients_have_the_same_model(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -193,6 +194,7 @@ def test_all_clients_are_also_those_that_joined(joined: Path, tmp_path: Path) ->
     assert sorted(p.name for p in last.iterdir()) == ["0", "1", "2", "base"]
 
 
+@pytest.mark.slow
 def test_any_client_has_a_folder(tmp_path: Path) -> None:
     """Names that are no names of folders, long ones, two that begin alike, and one of ours."""
     long, number = "日" * 300, 400

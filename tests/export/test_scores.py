@@ -88,6 +88,7 @@ def test_export_and_predict_say_that_a_model_is_no_better_than_its_most_frequent
     assert "the global model of fedavg (" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_several_clients_those_are_counted_whose_model_is_no_better(run: Path) -> None:
     fedavg = open_trained(run, "fedavg")
     poor = [k for k in range(3) if reached(fedavg, k) <= majority(fedavg, k)[1]]

@@ -84,6 +84,7 @@ def test_no_message_ends_the_run(tmp_path: Path) -> None:
     assert all(v.isfinite().all() for v in load_file(folder / "server.safetensors").values())
 
 
+@pytest.mark.slow
 def test_finite_values_that_break_the_sums_are_left_out(tmp_path: Path) -> None:
     """LoRA-FAIR can't solve its equation with them."""
     chosen = experiment("lora-fair", rounds=2, cohort={})
@@ -105,6 +106,7 @@ def test_finite_values_that_break_the_sums_are_left_out(tmp_path: Path) -> None:
     assert "without client 3: " in (out / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_uploads_above_the_bound_count_as_missing_ones(tmp_path: Path) -> None:
     chosen = experiment("fedavg", rounds=1, cohort={})
     direct = grid(chosen, tmp_path / "clients", nodes=5)

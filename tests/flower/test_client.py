@@ -109,6 +109,7 @@ def test_names_of_clients_stay_at_their_site(
     assert training.federation.names is None
 
 
+@pytest.mark.slow
 def test_a_site_refuses_rounds_out_of_order_and_other_payloads(tmp_path: Path) -> None:
     chosen = experiment("fedper", cohort={})
     direct = grid(chosen, tmp_path / "clients", nodes=1)

@@ -26,6 +26,7 @@ SPOILT = {  # by client: what happens to its reply of the first round, and the w
 }
 
 
+@pytest.mark.slow
 def test_the_round_goes_on_without_what_cannot_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

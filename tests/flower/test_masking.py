@@ -44,6 +44,7 @@ def server(out: Path) -> Any:
     return load_file(out / FOLDER / "server.safetensors")
 
 
+@pytest.mark.slow
 def test_a_run_is_the_one_in_one_process_and_leaves_no_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_site_tells_nothing_to_a_server_that_leaves_the_protocol(tmp_path: Pat
     assert "a round that was begun before" in refused(replace(train, kind="keys"))
 
 
+@pytest.mark.slow
 def test_sites_add_noise_of_their_own_to_as_many_updates_as_their_account_has(
     tmp_path: Path,
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_quantised_language_model_with_packed_rows_is_the_same(tmp_path: Path)
     assert same_bits(load_file(near / "server.safetensors"), load_file(far / "server.safetensors"))
 
 
+@pytest.mark.slow
 def test_noise_with_the_same_secret_is_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +120,7 @@ def test_noise_with_the_same_secret_is_the_same(
     assert not any(hidden in str(one.content) for one in direct.sent)
 
 
+@pytest.mark.slow
 def test_sites_noise_their_records_as_in_one_process_with_the_same_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +220,7 @@ def brier(labels: np.ndarray, probabilities: np.ndarray) -> float:
     return -float(((np.eye(probabilities.shape[1])[labels] - probabilities) ** 2).mean())
 
 
+@pytest.mark.slow
 def test_metrics_are_worked_out_at_the_sites(tmp_path: Path) -> None:
     """The server has no function of its own for ``brier``, only its name."""
     wanted = {"metrics": ["macro_f1", "auc", "brier"], "confusion": True}

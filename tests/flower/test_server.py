@@ -116,6 +116,7 @@ def test_a_run_that_diverged_goes_on_after_its_last_good_round(tmp_path: Path) -
         assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_every_client_gets_its_model_in_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

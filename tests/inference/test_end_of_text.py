@@ -65,6 +65,7 @@ def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ft.run(experiment, folder / "run")
 
 
+@pytest.mark.slow
 def test_the_end_is_a_target_even_where_it_is_the_padding(run: Path) -> None:
     trained = open_trained(run, "fedavg")
     assert trained.task.backbone.tokenizer.pad_token == "[END]"

@@ -71,6 +71,7 @@ def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> N
         small.number("ward 7")
 
 
+@pytest.mark.slow
 def test_training_rows_are_counted_if_they_are_known(
     of_texts: PersonalModel, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_training_rows_are_counted_if_they_are_known(
     assert count_trained_on(replace(trained, run=passed_on), texts, numbers) is None
 
 
+@pytest.mark.slow
 def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel) -> None:
     assert (
         repr(of_pictures) == "PersonalModel(ditto, client 1, classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)"
@@ -96,6 +98,7 @@ def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel
     assert repr(shared).startswith("PersonalModel(fedavg, global, classes: 0, 1")
 
 
+@pytest.mark.slow
 def test_the_order_of_texts_and_their_company_change_nothing(of_texts: PersonalModel) -> None:
     texts = [row["text"] for row in news(11, 2)]
     together = of_texts.predict(texts)

@@ -115,6 +115,7 @@ def test_pictures_are_averaged_to_the_pool() -> None:
         PFedGate(pool=pool).predict(task, state, pictures())
 
 
+@pytest.mark.slow
 def test_gates_by_client_are_the_mean_over_its_training_examples() -> None:
     method = PFedGate(evaluation="client", lr_gate=2.0)
     task, state = start(method)

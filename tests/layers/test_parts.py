@@ -73,6 +73,7 @@ def test_private_parts_are_chosen_by_pattern_or_are_the_head() -> None:
     assert not any(matching(task, None)(name) for name in task.state)
 
 
+@pytest.mark.slow
 def test_a_part_is_remembered_by_model_and_no_longer_than_it() -> None:
     two, other = Task(Backbone(nn.Sequential(nn.Linear(2, 2)))), Task(digits_backbone())
     assert matching(two, ("0",)) is matching(two, ("0",))

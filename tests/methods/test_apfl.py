@@ -54,6 +54,7 @@ def test_one_round_follows_the_equations(adaptive: bool) -> None:
         assert method.client_diagnostics(task, state, batch_of(client))["mix"].equal(state["mix"])
 
 
+@pytest.mark.slow
 def test_a_weight_of_0_is_fedavg_and_of_1_local() -> None:
     none, store = last_round(APFL(mix=0.0, adaptive=False, optimiser=MOMENTUM))
     fedavg, _ = last_round(FedAvg(optimiser=MOMENTUM))

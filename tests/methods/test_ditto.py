@@ -44,6 +44,7 @@ def test_one_round_follows_the_equations() -> None:
         np.testing.assert_allclose(logits.numpy(), X[client] @ v.T, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_shared_half_is_fedavg() -> None:
     ours, _ = last_round(Ditto(lam=0.3, optimiser=MOMENTUM))
     theirs, _ = last_round(FedAvg(optimiser=MOMENTUM))

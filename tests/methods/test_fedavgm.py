@@ -41,6 +41,7 @@ def test_two_rounds_follow_the_equations(beta: float, gamma: float) -> None:
     assert method.global_state(task, server).keys() == task.state.keys()
 
 
+@pytest.mark.slow
 def test_without_momentum_and_at_rate_1_it_is_fedavg() -> None:
     sgd = Optimiser("sgd", lr=0.05, momentum=0.9)
     ours, _ = last_round(FedAvgM(momentum=0.0, optimiser=sgd, layers=("h*", "norm")))

@@ -56,6 +56,7 @@ def test_fine_tuning_moves_the_chosen_part(part: str) -> None:
     assert method.finetune_passes == 2
 
 
+@pytest.mark.slow
 def test_the_head_never_moves_and_the_body_is_that_of_fedavg_without_it() -> None:
     ours = last_round(FedBABU(optimiser=SGD, finetune_passes=1))[0].server
     assert not any(name.startswith("head.") for name in ours)

@@ -72,6 +72,7 @@ def test_two_rounds_follow_the_equations() -> None:
     assert method.global_state(task, server) is None
 
 
+@pytest.mark.slow
 def test_a_federation_of_one_and_a_first_round_are_fedavgs() -> None:
     ours, store = last_round(FedBN(), (20,), rounds=3)
     theirs, _ = last_round(FedAvg(), (20,), rounds=3)

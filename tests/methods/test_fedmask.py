@@ -131,6 +131,7 @@ def test_whole_inputs_are_pruned_together() -> None:
     assert store.read(0)["hidden.kept"].any(0).equal(columns)
 
 
+@pytest.mark.slow
 def test_the_pruning_happens_once() -> None:
     _, first = last_round(FedMask(), rounds=1)
     _, third = last_round(FedMask(), rounds=3)

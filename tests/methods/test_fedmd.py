@@ -136,6 +136,7 @@ def test_pretraining_takes_the_public_labels_in_the_first_round_alone() -> None:
     assert same_bits(later[1], other[1])
 
 
+@pytest.mark.slow
 def test_scores_and_digest_go_by_slices() -> None:
     states = {}
     for size in (3, 40):

@@ -66,6 +66,7 @@ def test_two_rounds_follow_the_equations(
     assert shown["linear.weight"] is server["linear.weight"]
 
 
+@pytest.mark.slow
 def test_with_a_large_tau_it_is_fedavg() -> None:
     """v stays at tau^2, so that a step is eta / (2 tau) times the mean change."""
     sgd = Optimiser("sgd", lr=0.05)

@@ -43,6 +43,7 @@ def test_one_client_alone_is_fedavg_on_lora() -> None:
     assert same_bits({**ours.server, **store.read(0)}, theirs.server)
 
 
+@pytest.mark.slow
 def test_the_head_is_shared_unless_told() -> None:
     backbone = digits_backbone()
     for private in (False, True):

@@ -94,6 +94,7 @@ def test_a_sub_model_is_used_as_it_was_trained() -> None:
         assert whole.equal(task.logits(task.state, batch))
 
 
+@pytest.mark.slow
 def test_full_widths_weighted_by_examples_are_fedavg() -> None:
     sgd = Optimiser("sgd", lr=0.05, momentum=0.9)
     theirs, _ = last_round(FedAvg(optimiser=sgd))
@@ -107,6 +108,7 @@ def test_full_widths_weighted_by_examples_are_fedavg() -> None:
     assert not same_bits(uniform.server, ours.server)
 
 
+@pytest.mark.slow
 def test_bytes_shrink_with_the_width() -> None:
     widths = (1.0, 0.5, 0.25, 0.1)
     method = HeteroFL(widths=widths)

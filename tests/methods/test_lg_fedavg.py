@@ -47,6 +47,7 @@ def test_sharing_everything_is_fedavg() -> None:
     assert same_bits(*found)
 
 
+@pytest.mark.slow
 def test_the_shared_part_can_be_chosen_and_the_rest_is_private() -> None:
     ours, store = last_round(LGFedAvg(shared=("conv", "norm", "hidden"), optimiser=SGD))
     theirs, other = last_round(FedPer(optimiser=SGD))  # its head is what is left

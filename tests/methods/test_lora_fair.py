@@ -76,6 +76,7 @@ def test_with_one_client_it_is_fedavg() -> None:
     assert same_bits(ours.server, theirs.server)
 
 
+@pytest.mark.slow
 def test_lambda_weighs_the_correction() -> None:
     ours, theirs = last_round(fair(1e12))[0].server, last_round(fedavg())[0].server
     for name, value in theirs.items():  # sums in another order

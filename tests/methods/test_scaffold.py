@@ -74,6 +74,7 @@ def test_the_first_local_training_is_fedavgs() -> None:
     assert same_bits({name: mine[name] for name in plain}, plain)
 
 
+@pytest.mark.slow
 def test_a_round_of_equal_clients_and_any_round_of_one_client_are_fedavgs() -> None:
     for sizes, number in (((16, 16, 16), 1), ((20,), 3)):
         ours, _ = last_round(Scaffold(), sizes, rounds=number)

@@ -153,6 +153,7 @@ def test_both_executors_train_alike_in_float64(name: str) -> None:
         torch.testing.assert_close(many[path], value, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_makes_the_network_for_its_data_and_exports_it(tmp_path: Path) -> None:
     experiment = ft.Experiment(
         methods={"lora": ft.FedAvg(trainable="lora", rank=2)},

@@ -54,6 +54,7 @@ def experiment(tmp_path: Path, model: Path, texts: list[str], **fields: Any) -> 
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tokens_beyond_the_embeddings_are_refused(tmp_path: Path) -> None:
     model = folder_of(tmp_path / "llama", rows=20)
     told = "the tokenizer has ids up to 20, the embedding table of .* has 20 rows, for ids 0 to 19"

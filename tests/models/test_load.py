@@ -71,6 +71,7 @@ def test_gradients_under_vmap_are_those_of_one_client_at_a_time(
     check_vmap(backbone, state, texts(clients=3))
 
 
+@pytest.mark.slow
 def test_a_new_head_follows_the_seed_and_leaves_the_global_generator_alone(tmp_path: Path) -> None:
     folder = save(tmp_path, ENCODERS["distilbert"], "AutoModel")
     for pooling in ("native", "mean"):

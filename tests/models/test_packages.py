@@ -51,6 +51,7 @@ def test_minilm_finds_like_sentences_alike(mini: Backbone) -> None:
     assert near > 0.5 > 0.2 > far
 
 
+@pytest.mark.slow
 def test_lite0_sees_small_pictures_small() -> None:
     config = ModelConfig("efficientnet-lite0", dropout=0.3)
     backbone, large = (

@@ -58,6 +58,7 @@ def _floats(values: list[float | None]) -> NDArray[np.float64]:
     return np.array(values, np.float64)  # None becomes NaN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "label"), _PAIRS)
 def test_executors_and_a_federation_give_the_numbers_of_one_process(
     kind: str, label: str, tmp_path: Path
@@ -145,6 +146,7 @@ def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
     assert ("majority class" in page) == one.has_classes
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_search_shows_the_tasks_measure(
     kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -159,6 +161,7 @@ def test_a_search_shows_the_tasks_measure(
     assert f" {found[1]} " in printed
 
 
+@pytest.mark.slow
 @EVERY
 def test_each_client_predicts_and_another_joins(
     kind: str,

@@ -121,6 +121,7 @@ def test_from_a_table_to_an_export(
         assert why in used.stderr
 
 
+@pytest.mark.slow
 def test_a_pair_is_said_before_the_run_and_refused_for_a_task_of_one_text(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_the_loss_is_that_of_the_paper() -> None:
     assert float(loss) == pytest.approx(expected.mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 def test_the_received_model_is_the_reference_of_a_round(executor: Any) -> None:
     """In the first step of each round the model is its own reference: no preference, ln 2."""

@@ -231,6 +231,7 @@ def data(folder: Path) -> tuple[Dataset, Backbone]:
     return source.load(source.config(ft.DataConfig(max_length=34)), backbone.tokenizer), backbone
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(folder: Path) -> None:
     """Neither tokens nor sequences that are padding change a loss, and its gradient is finite."""
     dataset, backbone = data(folder)

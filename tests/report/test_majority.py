@@ -61,6 +61,7 @@ def test_it_is_left_out_where_it_is_unknown(make_run: MakeRun) -> None:
         assert json.loads(compare([path], as_json=True))["majority_class"] == []
 
 
+@pytest.mark.slow
 def test_runs_with_the_same_one_share_a_row(make_run: MakeRun) -> None:
     same = [held(make_run(name), CORRECT) for name in ("a", "b")]
     other = held(make_run("c"), (np.array(CORRECT) // 5).tolist())

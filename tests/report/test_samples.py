@@ -57,6 +57,7 @@ def marked(done: Path, tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_the_page_has_the_answers_side_by_side_as_plain_text(marked: Path, tmp_path: Path) -> None:
     page = write(marked, tmp_path / "page.html").read_text()
     section = page.partition('<section id="samples"')[2].partition("</section>")[0]

@@ -145,6 +145,7 @@ def test_a_diverged_client_makes_json_null(make_run: MakeRun) -> None:
     assert "accuracy - %" in compare([path])
 
 
+@pytest.mark.slow
 def test_importing_the_report_draws_nothing() -> None:
     code = (
         "import sys, fedtailor.report;"

@@ -28,6 +28,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> ft.Result:
     return ft.run(EXPERIMENT, out, data=digits(), backbone=digits_backbone())
 
 
+@pytest.mark.slow
 def test_the_table_has_the_numbers_of_the_comparison(result: ft.Result) -> None:
     rows = json.loads(ft.compare(result, as_json=True))["rows"]
     table = result.table()
@@ -103,6 +104,7 @@ def test_its_model_is_that_of_the_reported_round(result: ft.Result) -> None:
     assert hits.float().mean().item() == pytest.approx(clients.loc[("personal", 2), "accuracy"])
 
 
+@pytest.mark.slow
 def test_it_shows_itself_and_stands_for_its_path(result: ft.Result, tmp_path: Path) -> None:
     assert "fedsdg" in repr(result)
     assert "<p><b>" in result._repr_html_()

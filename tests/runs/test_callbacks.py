@@ -44,6 +44,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in every if (line["model"], line["split"]) == ("personal", "validation")]
 
 
+@pytest.mark.slow
 def test_it_sees_every_committed_round_of_every_part(tmp_path: Path) -> None:
     seen = []
 
@@ -59,6 +60,7 @@ def test_it_sees_every_committed_round_of_every_part(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stopped_part_can_be_used_and_goes_on_to_the_same_bytes(
     whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

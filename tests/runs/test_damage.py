@@ -141,6 +141,7 @@ def exchange(path: Path, draw: np.random.Generator) -> None:
     path.write_bytes(b"".join(seal_tensors(save({"rows": hashes}))))
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_if_undisturbed(killed: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(killed, out)

@@ -15,6 +15,7 @@ from tests.runs.conftest import FOLDER, run
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_line_that_a_power_loss_has_cut_short_is_removed(unfinished: Path) -> None:
     path = unfinished / FOLDER / "refused.jsonl"
     path.write_bytes(b'{"reason": "a\rb"}\n{"round": 3, "cl')

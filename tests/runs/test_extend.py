@@ -59,6 +59,7 @@ def test_what_is_not_named_is_kept_and_goes_on_with_the_directory(
     assert contents(out) == contents(whole)
 
 
+@pytest.mark.slow
 def test_a_finished_part_that_nothing_is_added_to_is_not_touched(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     run(replace(EXPERIMENT, rounds=3), whole)

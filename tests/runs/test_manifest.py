@@ -18,6 +18,7 @@ from tests.runs.conftest import EXPERIMENT, run
 from tests.small import digits, digits_backbone, without_checksum
 
 
+@pytest.mark.slow
 def test_changed_data_are_refused(finished: Path, unfinished: Path) -> None:
     for out in (finished, unfinished):
         path = out / "partitions/seed-0.json"
@@ -63,6 +64,7 @@ def test_named_clients_keep_their_names(tmp_path: Path) -> None:
         trained.number("berln")
 
 
+@pytest.mark.slow
 def test_renamed_clients_are_refused(tmp_path: Path) -> None:
     dataset = digits()
     groups = np.arange(len(dataset.inputs)) % 2

@@ -68,6 +68,7 @@ def test_a_portion_that_does_not_exist_is_refused(part: str, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_missing_and_double_parts_are_named(machines: list[Path], tmp_path: Path) -> None:
     first, second = machines
     with pytest.raises(ft.InputError) as error:

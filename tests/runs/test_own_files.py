@@ -84,6 +84,7 @@ def test_a_run_names_files_without_folders_and_goes_on_from_its_copies(
     assert (moved / "factory/net.py").read_text() == NET
 
 
+@pytest.mark.slow
 def test_what_a_file_imports_from_its_folder_is_a_part_of_it(file: Path, tmp_path: Path) -> None:
     here = file.parent
     (here / "net.py").write_text("from sizes import *" + NET.replace("(64, 10)", "(PIXELS, 10)"))

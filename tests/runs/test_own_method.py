@@ -228,6 +228,7 @@ def test_it_runs_and_goes_on_as_the_built_in_ones_do(file: Path, tmp_path: Path)
     assert main(["export", str(out), "--method", "mine", "--out", str(adapter)]) == 0
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_refused_by_name(
     file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, name, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("talkative")
 def test_lines_have_scores_clients_and_the_time_left(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -128,6 +128,7 @@ def commit_says(out: Path, label: str, **values: object) -> None:
     path.write_bytes(seal_json({**content, **values}))
 
 
+@pytest.mark.slow
 def test_damage_is_noticed_before_anything_changes(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +262,7 @@ def test_whoever_follows_sees_the_rounds_that_count(stopped: Path, tmp_path: Pat
     assert follower.look().trials == Follower(out).look().trials
 
 
+@pytest.mark.slow
 def test_an_asynchronous_method_does_not_go_back(tmp_path: Path) -> None:
     machines = (Machine(0.6, 1e6), Machine(0.4, 2e5))
     cohort = ft.CohortConfig(size=4, buffer=2, above_norm="keep")

@@ -19,6 +19,7 @@ def same(a: Path, b: Path) -> bool:
     return all((a / FOLDER / n).read_bytes() == (b / FOLDER / n).read_bytes() for n in names)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_ends_as_if_it_had_never_stopped(
     unfinished: Path, finished: Path
 ) -> None:

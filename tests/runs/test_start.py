@@ -88,6 +88,7 @@ def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(going_on(old), tmp_path_factory.mktemp("runs") / "new")
 
 
+@pytest.mark.slow
 def test_round_0_is_the_old_model_on_the_new_rows(old: Path, new: Path) -> None:
     trained = open_trained(old, "fedsdg", data=OLD_SITES, backbone=digits_backbone())
     (trial,) = read(new).trials
@@ -240,6 +241,7 @@ def test_clients_without_a_row_that_is_left_to_hold_out_are_named(
     assert "3 clients without a test row, not scored: bonn, kiel, ulm" in ft.compare([out])
 
 
+@pytest.mark.slow
 def test_a_table_of_new_rows_alone_is_divided_as_ever(old: Path, tmp_path: Path) -> None:
     fresh = table(range(300, 600), "bonn", "kiel", "ulm")
     drawn = federation_of(going_on(old), fresh, 0)

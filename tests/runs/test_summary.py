@@ -36,6 +36,7 @@ NAMED = replace(
 )
 
 
+@pytest.mark.slow
 def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     assert not dry_run(NAMED, out, data=sites(), backbone=digits_backbone()).hints
@@ -93,6 +94,7 @@ def test_it_changes_no_number(tmp_path: Path) -> None:
         assert (said / path).read_bytes() == (unsaid / path).read_bytes()
 
 
+@pytest.mark.slow
 def test_rounds_that_are_left(finished: Path, unfinished: Path, tmp_path: Path) -> None:
     experiment = replace(EXPERIMENT, seeds=(0, 1))
     assert rounds_left(experiment, finished) == {("fedsdg", 0): 0, ("fedsdg", 1): 2}

@@ -43,6 +43,7 @@ def written(folder: Path, text: str = FILE) -> Path:
     return folder / "search.toml"
 
 
+@pytest.mark.slow
 def test_candidates_are_kept_and_the_best_can_be_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def said(client: openai.OpenAI, name: str, asked: str) -> str:
     return found.choices[0].message.content or ""
 
 
+@pytest.mark.slow
 def test_each_clients_answers_are_those_of_predict(client: openai.OpenAI, models: Models) -> None:
     assert [one.id for one in client.models.list()] == ["run", "base", "a", "b", "c"]
     answers = {(n, t): said(client, n, t) for n in ("run", "a", "b", "c") for t in ASKED}
@@ -86,6 +87,7 @@ def test_each_clients_answers_are_those_of_predict(client: openai.OpenAI, models
     assert len({tuple(answers[name, text] for text in ASKED) for name in "abc"}) == 3
 
 
+@pytest.mark.slow
 def test_clients_that_ask_at_once_get_what_each_gets_alone(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

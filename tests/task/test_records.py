@@ -120,6 +120,7 @@ def test_an_example_moves_a_step_by_no_more_than_the_clip(value: float) -> None:
     assert float(flat(subtract(ends[2], ends[0])).norm()) > 0.2 / SIZE
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_drawn_empty_is_a_step_of_noise_alone() -> None:
     method, steps = FedAvg(optimiser=Optimiser(lr=1.0)), 30
     one = task(method)

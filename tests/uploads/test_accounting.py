@@ -68,6 +68,7 @@ def test_a_sampled_cohort_spends_less_and_no_less_than_is_true() -> None:
     assert quad(excess, -40, 40, limit=200)[0] <= 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("neighbours", ["replace", "remove"])
 def test_a_round_of_a_poisson_cohort(neighbours: Any) -> None:
     """Delta is the integral of what exceeds e^epsilon times the other density, of mixtures of a

@@ -112,6 +112,7 @@ def test_one_client_and_no_attackers_is_the_method_itself() -> None:
         assert same_bits(plain, other)
 
 
+@pytest.mark.slow
 def test_what_is_let_through_is_aggregated_by_the_method() -> None:
     everyone = last_server(Robust("multi-krum", keep=5))
     plain = last_server(Robust())

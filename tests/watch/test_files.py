@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from fedtailor.store.files import write_atomically
 from fedtailor.store.run_directory import locked
 from fedtailor.watch.files import Lines, is_written
@@ -34,6 +36,7 @@ def test_a_file_that_is_replaced_is_read_from_its_start(tmp_path: Path) -> None:
     assert (lines.new(), lines.begins_anew) == ([], False)
 
 
+@pytest.mark.slow
 def test_a_run_starts_while_others_look_at_its_lock(tmp_path: Path) -> None:
     assert not is_written(tmp_path)
     with locked(tmp_path):

@@ -25,6 +25,7 @@ def states(state: RunState) -> list[tuple[str, int, str]]:
     return [(trial.method, trial.round, trial.state) for trial in state.trials]
 
 
+@pytest.mark.slow
 def test_a_run_is_seen_round_by_round(tmp_path: Path) -> None:
     out, seen = tmp_path / "run", []
     followers: list[Follower] = []

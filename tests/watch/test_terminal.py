@@ -45,6 +45,7 @@ def test_the_table_fits_and_has_scores(make_run: MakeRun, width: int) -> None:
     assert lines[-1].endswith("…")
 
 
+@pytest.mark.slow
 def test_a_low_terminal_keeps_the_method_that_runs(make_run: MakeRun) -> None:
     out = make_run(done=6, methods=("fedavg", *(f"m{k}" for k in range(30))))
     state = Follower(out).look()

@@ -14,6 +14,7 @@ from tests import forked
 from tests.small import same_bits
 
 
+@pytest.mark.slow
 def test_any_tensor_gets_across(tmp_path: Path) -> None:
     tensors = {
         "a": torch.randn(3, 4, generator=torch.manual_seed(0)).t(),
