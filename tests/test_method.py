@@ -143,6 +143,7 @@ def test_a_round_is_local_steps_and_their_weighted_mean(
     np.testing.assert_allclose(server["linear.weight"].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_defaults_are_fedavg() -> None:
     ours, fedavg = last_round(Plain())[0], last_round(FedAvg())[0]
     assert same_bits(ours.server, fedavg.server)

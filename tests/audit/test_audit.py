@@ -33,6 +33,8 @@ from fedtailor.uploads.secure.config import SecureAggregationConfig
 from tests.cli.conftest import EXPERIMENT
 from tests.small import digits, digits_federation
 
+pytestmark = pytest.mark.slow
+
 NO_TIME = ["--batches", "0", "--canaries", "0"]
 
 
@@ -75,7 +77,6 @@ def finished(
     return ft.run(experiment, out, data=data, backbone=backbone(hidden), **options)
 
 
-@pytest.mark.slow
 def test_a_model_that_memorises_is_told_from_one_that_has_not_learned(tmp_path: Path) -> None:
     """Random labels can only be remembered."""
     labels = np.random.default_rng(0).integers(0, 10, len(digits().inputs))
@@ -93,7 +94,6 @@ def test_a_model_that_memorises_is_told_from_one_that_has_not_learned(tmp_path: 
     assert reached["not"].low < 0.5 < reached["not"].high  # type: ignore[operator]
 
 
-@pytest.mark.slow
 def test_an_inversion_finds_the_row_of_a_linear_model(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=1)
     trained = open_trained(run, None, data=digits(), backbone=backbone(0))
@@ -101,7 +101,6 @@ def test_an_inversion_finds_the_row_of_a_linear_model(tmp_path: Path) -> None:
     assert _errors(sent, sent.updates["upload"], trained.federation, 200).max() < 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", ["server", "clients"])
 def test_what_is_released_has_the_noise_of_the_run(by: Any, tmp_path: Path) -> None:
     """Whoever adds it: of 2 clients, the deviation is noise times clip / 2."""
@@ -134,7 +133,6 @@ def test_too_few_shadows_tell_nothing_apart(tmp_path: Path) -> None:
     assert [one.says.split(":")[0] for one in found] == ["not tried"] * 2
 
 
-@pytest.mark.slow
 def test_shadows_tell_members_apart(tmp_path: Path) -> None:
     labels = np.random.default_rng(0).integers(0, 10, len(digits().inputs))
     given = {"data": replace(digits(), labels=labels, digest="random labels")}
@@ -147,7 +145,6 @@ def test_shadows_tell_members_apart(tmp_path: Path) -> None:
         audit(trained, AuditPlan(shadows=2))
 
 
-@pytest.mark.slow
 def test_the_bound_of_epsilon_is_below_the_claim_and_above_it_with_a_tenth_of_the_noise() -> None:
     """Through the rounds of the engine; the noise follows from the seed."""
     federation = digits_federation((2,) * 20)
@@ -178,7 +175,6 @@ def test_measures_and_bound_of_cases_that_are_known() -> None:
     assert bound(np.random.default_rng(1).random(1000), coins, 0.0).epsilon < 0.2
 
 
-@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     run = str(tmp_path / "run")

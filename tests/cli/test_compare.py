@@ -10,6 +10,8 @@ import pytest
 
 from fedtailor.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_table_is_printed(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(finished)]) == 0
@@ -18,7 +20,6 @@ def test_the_table_is_printed(finished: Path, capfd: pytest.CaptureFixture[str])
     assert "local" in printed
 
 
-@pytest.mark.slow
 def test_json_holds_the_same_numbers_under_both_executors(
     file: Path, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

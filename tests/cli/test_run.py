@@ -23,6 +23,7 @@ from tests.forked import contents
 from tests.interrupts import interruptible
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_table_and_a_report(
     file: Path,
     finished: Path,
@@ -306,6 +307,7 @@ def test_an_interrupted_run_says_how_to_go_on(file: Path, tmp_path: Path) -> Non
     assert last == "fedtailor: interrupted; the same command goes on from here"
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_would_run_and_writes_nothing(
     file: Path, finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,8 @@ from fedtailor.data.altered import rotate_pictures, shuffle_labels
 from fedtailor.data.table import Images
 from fedtailor.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("rotations", "quarters"), [(4, [0, 1, 2, 3, 0]), (2, [0, 2, 0, 2, 0])])
 def test_all_pictures_of_a_client_are_turned_by_its_angle(digits, rotations, quarters):
@@ -32,7 +34,6 @@ def test_a_picture_that_is_not_square_is_turned_by_180_degrees_alone():
     assert np.array_equal(turned, values[row, 0, ::-1, ::-1])
 
 
-@pytest.mark.slow
 def test_texts_have_no_angle(chitchat):
     parts = partition(chitchat, SplitConfig(clients=3), seed=0)
     with pytest.raises(InputError, match=r"^split.rotations is 2, but the data are texts"):

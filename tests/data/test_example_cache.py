@@ -10,6 +10,8 @@ from fedtailor.data.table import Dataset, Indices
 from tests.small import digits_federation
 from tests.text import topics_federation
 
+pytestmark = pytest.mark.slow
+
 Batch = dict[str, Tensor]
 
 
@@ -41,7 +43,6 @@ def test_results_stand_beside_the_batch_they_belong_to() -> None:
     assert sum(asked) < 100  # two blocks of neighbours, once each
 
 
-@pytest.mark.slow
 def test_token_sequences_are_kept_at_their_own_length() -> None:
     dataset = topics_federation().dataset
     lengths = dataset.inputs.lengths(np.arange(400))

@@ -26,6 +26,7 @@ def test_sequences_are_the_tokenizer_s_and_cut(tokenizer):
     assert isinstance(tokens.values, np.memmap)
 
 
+@pytest.mark.slow
 def test_the_second_call_reads_the_cache(tokenizer, tmp_path, monkeypatch):
     first = tokenise(TEXTS, tokenizer, 8).inputs
     tokenizer("changes the backend's truncation", truncation=True, max_length=3)

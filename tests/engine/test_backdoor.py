@@ -90,6 +90,7 @@ def test_personal_models_are_measured_and_processes_change_nothing() -> None:
     assert means(one, "personal") == means(two, "personal")
 
 
+@pytest.mark.slow
 def test_what_is_computed_once_for_each_example_is_computed_anew() -> None:
     """With frozen layers below, the trigger is in what they give."""
     method, plan = ft.FedAvg(trainable="head", optimiser=SGD), replace(PLAN, rounds=1)

@@ -16,6 +16,8 @@ from fedtailor.runs.trained import TrainedMethod, open_trained
 from tests.inference.conftest import NEW
 from tests.small import digits
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENT = """
 name = "digits"
 rounds = 2
@@ -55,7 +57,6 @@ def reached(trained: TrainedMethod, client: int) -> float:
     return 100 * test.accuracy
 
 
-@pytest.mark.slow
 def test_export_and_predict_say_that_a_model_is_no_better_than_its_most_frequent_class(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,7 +89,6 @@ def test_export_and_predict_say_that_a_model_is_no_better_than_its_most_frequent
     assert "the global model of fedavg (" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_of_several_clients_those_are_counted_whose_model_is_no_better(run: Path) -> None:
     fedavg = open_trained(run, "fedavg")
     poor = [k for k in range(3) if reached(fedavg, k) <= majority(fedavg, k)[1]]

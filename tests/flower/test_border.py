@@ -379,6 +379,7 @@ def test_sites_whose_task_is_not_the_models_end_the_run_in_one_line(tmp_path: Pa
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
 
 
+@pytest.mark.slow
 def test_nodes_without_number_are_named_in_few_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

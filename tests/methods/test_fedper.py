@@ -41,6 +41,7 @@ def test_one_round_averages_the_body_and_leaves_the_heads_where_they_are() -> No
     assert method.global_state(task, server) is None
 
 
+@pytest.mark.slow
 def test_with_nothing_private_it_is_fedavg() -> None:
     ours, _ = last_round(FedPer(private=None, optimiser=SGD, layers=("h*", "norm")))
     theirs, _ = last_round(FedAvg(optimiser=SGD, layers=("h*", "norm")))
@@ -58,6 +59,7 @@ def test_with_everything_private_it_is_local() -> None:
     assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_any_part_can_be_private_and_takes_its_statistics_along() -> None:
     last, store = last_round(FedPer(private=("conv", "norm"), optimiser=SGD))
     assert last.server.keys() == {

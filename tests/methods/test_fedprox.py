@@ -30,6 +30,7 @@ def test_one_round_follows_equation_2() -> None:
     np.testing.assert_allclose(server["linear.weight"].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_the_term_it_is_fedavg() -> None:
     sgd = Optimiser("sgd", lr=0.05, momentum=0.9)
     ours, _ = last_round(FedProx(mu=0.0, optimiser=sgd, layers=("h*", "norm")))

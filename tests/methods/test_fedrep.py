@@ -41,6 +41,7 @@ def test_one_round_follows_algorithm_1(head_passes: int, lr_private: float | Non
         np.testing.assert_allclose(own["head.weight"].numpy(), h, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_head_it_is_fedavg() -> None:
     sgd = Optimiser("sgd", lr=0.05, momentum=0.9)
     ours, _ = last_round(FedRep(private=None, optimiser=sgd))
@@ -48,6 +49,7 @@ def test_without_a_head_it_is_fedavg() -> None:
     assert same_bits(ours.server, theirs.server)
 
 
+@pytest.mark.slow
 def test_the_private_part_can_be_chosen() -> None:
     last, store = last_round(FedRep(private=("h*",), head_passes=2))
     assert store.read(0).keys() == {

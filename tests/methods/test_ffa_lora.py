@@ -70,6 +70,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means() -> None:
     assert (mean - product).abs().max() > 1e-5
 
 
+@pytest.mark.slow
 def test_a_never_moves_and_is_never_sent() -> None:
     method = FFALoRA(rank=4, optimiser=SGD)
     start, _ = last_round(method, rounds=1)

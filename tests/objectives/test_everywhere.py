@@ -128,6 +128,7 @@ def _said_by_assistants(inputs: list[Any]) -> list[bool]:
     return [said for said, words in every for _ in range(len(words) + 2 - said)]
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_run_and_its_report_have_the_tasks_words(kind: str) -> None:
     folder, one = kinds.finished(kind), OBJECTIVES[kind]

@@ -129,6 +129,7 @@ def test_what_rouge_needs_is_said_before_training(monkeypatch: pytest.MonkeyPatc
     wanted.check(TASK, remote=True)  # a server computes none
 
 
+@pytest.mark.slow
 def test_clients_are_trained_together(model: Path, tokenizer: Any) -> None:
     backbone, dataset = backbone_of(model), read(tokenizer)
     batch = dataset.batch(np.arange(12))

@@ -60,6 +60,7 @@ def test_other_settings_have_a_row_of_their_own(make_run: MakeRun, other: dict[s
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_page_has_them_only_with_an_attack(make_run: MakeRun, tmp_path: Path) -> None:
     attacked, clean = make_run("flip", attack=FLIP), make_run("clean")
     text = write([attacked], tmp_path / "page.html").read_text()

@@ -119,6 +119,7 @@ def test_the_confusion_is_that_of_the_reported_rounds(make_run: MakeRun) -> None
     assert shares["a", "c"] == pytest.approx(100 * 18 / 30)
 
 
+@pytest.mark.slow
 def test_files_have_the_light_colours_of_the_page(make_run: MakeRun) -> None:
     (entry,) = entries([read(make_run(methods=("fedavg",), seeds=(0,)))])
     assert groups([entry])

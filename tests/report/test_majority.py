@@ -55,6 +55,7 @@ def test_a_method_that_is_not_above_it_is_marked(
     assert max(len(x) for x in text.splitlines() if not x.startswith("    ")) <= 120
 
 
+@pytest.mark.slow
 def test_it_is_left_out_where_it_is_unknown(make_run: MakeRun) -> None:
     for path in (make_run("a"), make_run("b", is_lm=True), held(make_run("c"), [-1, *CORRECT[1:]])):
         assert "majority" not in compare([path])

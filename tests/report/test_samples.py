@@ -23,6 +23,8 @@ from fedtailor.watch.server import _content
 from fedtailor.watch.terminal import View
 from tests import kinds
 
+pytestmark = pytest.mark.slow
+
 NAME = "methods/fedlora/seed-0/samples-000002.json"
 MARKUP = "<script>alert('ward')</script> & <b>bold</b>"
 
@@ -57,7 +59,6 @@ def marked(done: Path, tmp_path: Path) -> Path:
     return run
 
 
-@pytest.mark.slow
 def test_the_page_has_the_answers_side_by_side_as_plain_text(marked: Path, tmp_path: Path) -> None:
     page = write(marked, tmp_path / "page.html").read_text()
     section = page.partition('<section id="samples"')[2].partition("</section>")[0]

@@ -56,6 +56,7 @@ def go(out: Path, dataset: Dataset, **public: Any) -> Path:
     return ft.run(experiment(**public), out, data=dataset, backbone=backbone).path
 
 
+@pytest.mark.slow
 def test_public_pictures_come_at_the_size_of_the_clients(tmp_path: Path) -> None:
     out = go(tmp_path / "run", pictures(16), name="digits", limit=20)
     server = load_file(out / "methods/fedmd/seed-0/server.safetensors")

@@ -127,6 +127,7 @@ def test_a_model_in_a_package_is_kept_by_its_name(
         open_run(run)
 
 
+@pytest.mark.slow
 def test_runs_of_the_same_files_in_other_folders_are_merged(tmp_path: Path) -> None:
     runs = [
         ft.run(experiment(tmp_path / f"machine{k}"), tmp_path / str(k), part=f"{k}/2").path
@@ -241,6 +242,7 @@ def test_a_model_and_metrics_are_only_its_copies_too(
         open_run(run)
 
 
+@pytest.mark.slow
 def test_the_best_settings_name_the_files_where_they_are(file: Path, tmp_path: Path) -> None:
     tune = "[tune]\ncandidates = 1\n[tune.space.all]\noptimiser.lr = [0.1]\n"
     file.write_text(EXPERIMENT + tune)

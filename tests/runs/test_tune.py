@@ -71,6 +71,7 @@ def test_candidates_are_kept_and_the_best_can_be_run(
     assert before == {path: path.stat().st_mtime_ns for path in logs}
 
 
+@pytest.mark.slow
 def test_what_diverges_is_reported_and_never_chosen(tmp_path: Path) -> None:
     text = FILE.replace("[0.01, 0.3]", "[0.01, 1e6]").replace("rounds = 1", "rounds = 2")
     text = text[: text.index("[methods.near]")] + text[text.index("[tune.space.all]") :]

@@ -115,6 +115,7 @@ def test_clients_that_ask_at_once_get_what_each_gets_alone(
             assert found[name, text] == predicted(models, name, text)
 
 
+@pytest.mark.slow
 def test_the_base_is_the_untouched_model(client: openai.OpenAI, models: Models) -> None:
     task = models.opened.task
     tokens = task.backbone.tokenizer.apply_chat_template(
