@@ -25,7 +25,6 @@ from tests.flower.test_sites import CLASSES, news, write
 from tests.small import private_rows, same_bits
 
 pytestmark = pytest.mark.slow
-METHODS = ("fedsdg", "fedmerge")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,6 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         split.min_examples = 1
         [methods]
         fedsdg = {{}}
-        fedmerge = {{models = 2, trainable = "lora"}}
     """
     with live(folder, text, ["a", "b:2"]) as made:
         make(open_folder(made.folder))
@@ -86,13 +84,11 @@ def test_a_server_that_was_killed_goes_on_to_the_same_bits(secure: Live, tmp_pat
     data = replace(experiment.data, path=str(folder / "all.csv"))
     split = replace(experiment.split, min_examples=1)
     near = ft.run(replace(experiment, data=data, split=split), tmp_path / "near").path
-    for method in METHODS:
-        one, other = (out / "methods" / method / "seed-0" for out in (near, secure.folder / "run"))
-        states = [load_file(at / "server.safetensors") for at in (one, other)]
-        assert same_bits(*states)
-        assert (one / "history.jsonl").read_text() == (other / "history.jsonl").read_text()
-        assert _without_names(one) == _without_names(other)  # sites' names, and those in the data
-    rows = private_rows(near / "methods/fedsdg/seed-0/private.safetensors")
+    one, other = (out / "methods/fedsdg/seed-0" for out in (near, secure.folder / "run"))
+    assert same_bits(*(load_file(at / "server.safetensors") for at in (one, other)))
+    assert (one / "history.jsonl").read_text() == (other / "history.jsonl").read_text()
+    assert _without_names(one) == _without_names(other)  # sites' names, and those in the data
+    rows = private_rows(one / "private.safetensors")
     assert rows.pop(SEEN).all()
     for client in range(3):
         kept = secure.folder.rglob(f"fedsdg/seed-0/client-{client}/round-000002.safetensors")

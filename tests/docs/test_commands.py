@@ -106,8 +106,8 @@ NOT_RUN = {
     "watch": {".* --serve": "serves until Ctrl-C; tests/watch opens it in a browser",
               "fedtailor watch news": "the tutorial on three sites runs it"},
 }  # fmt: skip
-SHORT = ("continue", "predict")
-"""They run in ``make test-slow``, the others in ``make test-long``."""
+SHORT = ("predict",)
+"""It runs in ``make test-slow``, the others in ``make test-long``."""
 
 
 def commands(path: Path) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 from tests.docs import notebooks
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs/notebooks").glob("*.ipynb"))
-SHORT = ("1-first-comparison", "5-inside-a-run")
-"""They run in ``make test-slow``, the others in ``make test-long``."""
+SHORT = ("1-first-comparison",)
+"""It runs in ``make test-slow``, the others in ``make test-long``."""
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from tests.docs import pages
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs/tutorials").glob("*.md"))
-SHORT = ("new-method", "own-csv")
-"""They run in ``make test-slow``, the others in ``make test-long``."""
+SHORT = ("new-method",)
+"""It runs in ``make test-slow``, the others in ``make test-long``."""
 
 
 @pytest.mark.parametrize(
