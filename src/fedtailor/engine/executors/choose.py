@@ -36,11 +36,19 @@ def executor_for(
     if engine.executor != "auto":
         return _configured(engine.executor, engine, works, most, device, chosen)
     if device.type == "cpu":
-        if min(most, cohort_size) == 1 or 2 * cohort_size < most or not can_fork():
+        if at_once(engine, cohort_size) == 1:
             return Sequential(works)
         return Auto(Sequential(works, threads=1), Processes(works, most), _PATIENCE, chosen)
     vectorised = _configured("vectorised", engine, works, most, device, chosen)
     return Auto(Sequential(works), vectorised, 0.0, chosen)
+
+
+def at_once(engine: EngineConfig, cohort_size: int) -> int:
+    """How many clients a CPU trains at a time, at most, in processes of their own."""
+    most = min(engine.processes or cores(), cohort_size)
+    if engine.executor == "auto" and 2 * cohort_size < (engine.processes or cores()):
+        return 1
+    return most if engine.executor in ("auto", "processes") and can_fork() else 1
 
 
 def share_executor(
