@@ -47,9 +47,9 @@ QUARTERS = 4  # of an author's tweets, by time
 PERSONAS = 30  # speakers of chitchat
 OF_PERSONA: Mapping[str, int] = {"train": 32, "test": 8}  # rows of each
 MOST_WORDS = 25  # of a turn
-CHATS = 100  # speakers of chitchat, with short turns
-OF_CHAT: Mapping[str, int] = {"train": 16, "test": 4}
-MOST_OF_CHAT = 12
+CHATS = 200  # speakers of chitchat, with short turns
+OF_CHAT: Mapping[str, int] = {"train": 8, "test": 4}
+MOST_OF_CHAT = 8
 TASKS: Mapping[str, str] = {
     "acceptability": "subtask021",
     "combined facts": "subtask038",
