@@ -128,16 +128,19 @@ def on_both(
     fast: Collection[str] = METHODS,
 ) -> pytest.MarkDecorator:
     """A test of these cases on either model: on the digits, the ``fast`` ones are in the fast
-    part."""
+    part; variants of methods on texts are in the long one."""
     pairs = [
-        pytest.param(
-            name, on, id=f"{name}-{on}",
-            marks=[] if on == "digits" and name in fast else pytest.mark.slow,
-        )
+        pytest.param(name, on, id=f"{name}-{on}", marks=_marks(on, name in fast, name in METHODS))
         for on in ("digits", "text")
         for name in names
     ]  # fmt: skip
     return pytest.mark.parametrize(("name", "on"), pairs)
+
+
+def _marks(on: str, is_fast: bool, is_method: bool) -> Sequence[pytest.MarkDecorator]:
+    if on == "digits":
+        return [] if is_fast else [pytest.mark.slow]
+    return [pytest.mark.slow if is_method else pytest.mark.long]
 
 
 every_case = on_both(CASES)
