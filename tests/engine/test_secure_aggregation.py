@@ -25,6 +25,7 @@ from fedtailor.uploads.accounting import PrivacyConfig
 from fedtailor.uploads.attacks import AttackConfig
 from fedtailor.uploads.rules import Robust
 from fedtailor.uploads.secure.config import SecureAggregationConfig
+from fedtailor.uploads.secure.simulation import Simulation
 from tests.engine.test_norm_bound import lying
 from tests.engine.test_privacy import FEDERATION, server_after
 from tests.engine.test_privacy import PLAN as PRIVATE
@@ -33,8 +34,8 @@ from tests.small import digits_backbone, digits_federation, last_round, same_bit
 SECURE = SecureAggregationConfig(0.51)
 SIZES = (9, 3, 12, 1, 7)
 PLAIN = CohortConfig(above_norm="keep")  # as with secure aggregation
-# half a step of the mean of five, of whom half may be left; and float32's own
-NEAR = 8.0 * 7 / 2**32 / 0.5 + 2e-7
+# a step of the mean of five, of whom half may be left; and float32's own
+NEAR = 8.0 * 7 / 2**31 / 0.5 + 2e-7
 
 
 def is_near(a: Params, b: Params) -> bool:
@@ -114,6 +115,24 @@ def test_noise_is_added_to_the_sum() -> None:
     assert is_near(server_after(FedAvg(), plan), server_after(FedAvg(), PRIVATE))
 
 
+def test_under_noise_no_client_is_told_how_many_examples_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, ask = list[tuple[int, int]](), Simulation.ask
+
+    def heard(clients: Simulation, step: str, setting: Any, messages: Any) -> Any:
+        told.extend((one.total, one.count) for one in messages.values() if step == "mask")
+        return ask(clients, step, setting, messages)
+
+    monkeypatch.setattr(Simulation, "ask", heard)
+    last_round(FedAvg(), SIZES, rounds=1, secure_aggregation=SECURE)
+    assert told == 5 * [(sum(SIZES), 5)]
+    told.clear()
+    server_after(FedAvg(), replace(PRIVATE, rounds=1, secure_aggregation=SECURE))
+    assert told
+    assert all(total == count for total, count in told)
+
+
 def test_clients_add_the_noise_and_the_server_none() -> None:
     """The least of five that may be left are three, of whom two add what is needed."""
     quiet, more = PrivacyConfig(noise=0.01, clip=0.01), {"rounds": 1, "secure_aggregation": SECURE}
@@ -160,8 +179,12 @@ def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
         ({"cohort": CohortConfig(size=1)}, "needs a cohort of two clients or more; it has 1"),
         ({"privacy": PrivacyConfig(noise=1.0, clip=9.0)}, "range = 8 is less than privacy.clip"),
         (
-            {"privacy": PrivacyConfig(noise=0.01, clip=1e-6, noise_by="clients")},
-            "0.38 steps of whole numbers, and at least 100 are needed; lower secure_aggregation.r",
+            {"privacy": PrivacyConfig(noise=1.0, clip=1e-5)},
+            "fewer than 10,000 steps of whole numbers in all",
+        ),
+        (
+            {"privacy": PrivacyConfig(noise=0.01, clip=2.5e-4, noise_by="clients")},
+            "94.9 steps of whole numbers, and at least 100 are needed; lower secure_aggregation.r",
         ),
         ({}, "robust does not go with"),
     ],

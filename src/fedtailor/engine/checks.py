@@ -191,6 +191,9 @@ def _refuse(reasons: Mapping[str, tuple[bool, str]], setting: str) -> None:
             raise InputError(f"{name} does not go with {setting}: {why}; leave one of them out")
 
 
+_LEAST_STEPS = 10_000  # of whole numbers, in the norm of an update: one in each of 10^8 values
+
+
 def check_secure_aggregation(method: Method, federation: Federation, plan: Plan) -> None:
     """Raise InputError where the plan needs more of uploads than their sum."""
     secure, clip, size = plan.secure_aggregation, plan.privacy.bound, plan.cohort_size(federation)
@@ -215,6 +218,12 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
         raise InputError(
             f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "
             "which clients send nothing would tell of their data; set a range of at least the clip"
+        )
+    if plan.privacy.of_clients and clip / size < _LEAST_STEPS * FixedPoint(secure.range, size).step:
+        raise InputError(
+            f"privacy.clip = {clip:g} is too small for secure_aggregation.range = "
+            f"{secure.range:g}: an update would have fewer than {_LEAST_STEPS:,} steps of whole "
+            "numbers in all, and be rounded to nothing; lower the range towards the clip"
         )
     if account := plan.account(federation) if plan.privacy.by_clients else None:
         numbers = FixedPoint(secure.range, size, account.noise * clip, secure.least(size))

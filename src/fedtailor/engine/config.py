@@ -214,8 +214,8 @@ class Plan:
             sampling = federation.sampling(self.local, self.cohort.novel)
             return record_account(self.privacy, sampling, self.rounds)
         clients = federation.num_clients - self.cohort.novel
-        size, least = self.cohort_size(federation), 2 if self.secure_aggregation.is_active else 1
-        return account(self.privacy, clients, size, self.rounds, least)
+        masked = self.secure_aggregation.is_active
+        return account(self.privacy, clients, self.cohort_size(federation), self.rounds, masked)
 
     def within_budget(self, federation: Federation) -> int:
         """How many rounds ``privacy.stop`` allows; all where it is not set. Raises InputError where

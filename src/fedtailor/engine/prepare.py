@@ -154,7 +154,8 @@ def weighing(method: Method, federation: Federation, plan: Plan) -> Weighing:
         cohort = Cohort(tuple(range(count)), sizes, 1, key, federation.num_clients)
         return float(checked_weights(method, cohort.with_max_share(limit))[0])
 
-    return Weighing(federation.num_examples, weight)
+    alike = plan.privacy.of_clients  # so all count as one: a total of examples would have no noise
+    return Weighing(federation.num_examples if not alike else lambda client: 1, weight)
 
 
 def _private(

@@ -95,11 +95,6 @@ class PrivacyConfig:
                     f"privacy.{name} = {value!r} is for privacy.level = 'client'; a record is "
                     "always drawn by itself, is there or not, and its client adds the noise"
                 )
-        if self.by_clients and self.is_poisson:
-            raise InputError(
-                "privacy.sampling = 'poisson' does not go with privacy.noise_by = 'clients': the "
-                "server knows who is drawn, so chance hides nobody from it; leave one of them out"
-            )
         if self.clip_quantile is not None and (self.of_records or self.by_clients):
             other = "level = 'record'" if self.of_records else "noise_by = 'clients'"
             raise InputError(
@@ -167,8 +162,9 @@ class Spent:
 @dataclass(frozen=True)
 class Account:
     """What a run spends that draws ``cohort`` of ``clients`` in each of ``rounds``; as many on
-    average with ``poisson``, and a round of fewer than ``least`` changes nothing. Who is drawn may
-    be ``known``."""
+    average with ``poisson``, and a round of nobody changes nothing. Who is drawn may be ``known``:
+    to the server, against which clients add the noise (``by_clients``), or to the others that mask
+    with them."""
 
     noise: float
     delta: float
@@ -177,8 +173,8 @@ class Account:
     rounds: int
     poisson: bool = False
     neighbours: Neighbours = "replace"
-    least: int = 1
     known: bool = False
+    by_clients: bool = False
 
     @property
     def count_noise(self) -> float:
@@ -217,7 +213,7 @@ class Account:
     def words(self, clip: float) -> str:
         """The whole run's budget in a line."""
         done = "replaced" if self.neighbours == "replace" else "left out"
-        more = " or more, by the clients" if self.known else ""
+        more = " or more, by the clients" if self.by_clients else ""
         return (
             f"epsilon {self.epsilon(self.rounds):.4g} at delta {self.delta:.3g} after "
             f"{self.rounds} rounds, of a client whose data are {done} ({self.accountant}); "
@@ -237,19 +233,19 @@ class Account:
 
     @property
     def _empty(self) -> float:
-        """The part of delta for rounds that change nothing."""
+        """The part of delta for rounds of nobody, which show."""
         from scipy.stats import binom  # it takes a second, which few need
 
         q = self.cohort / self.clients
-        others = binom.pmf(self.least - 1, self.clients - 1, q)
+        others = binom.pmf(0, self.clients - 1, q)
         return float(self.rounds * q * others) if self.poisson else 0.0
 
     def check(self) -> None:
-        """Raise InputError where rounds that change nothing would tell too much."""
+        """Raise InputError where rounds of nobody would tell too much."""
         if self._empty > _MOST_EMPTY * self.delta:
             raise InputError(
                 f"privacy.sampling = 'poisson': a cohort of {self.cohort} of {self.clients} "
-                "clients is too small so often that this alone spends more than half of delta = "
+                "clients is empty so often that this alone spends more than half of delta = "
                 f"{self.delta:.3g}; draw more clients, or set privacy.sampling = 'fixed'"
             )
 
@@ -270,12 +266,12 @@ class Account:
 
 @cache
 def account(
-    config: PrivacyConfig, clients: int, cohort: int, rounds: int, least: int = 1
+    config: PrivacyConfig, clients: int, cohort: int, rounds: int, masked: bool = False
 ) -> Account:
     """The account of ``rounds`` with ``cohort`` of ``clients`` each; the noise is the least one, to
-    four digits, where epsilon alone is given. Raises InputError where there is one client alone, or
-    all are said to be drawn; where epsilon and noise are given, and the rounds spend more; or where
-    the package dp-accounting is missing."""
+    four digits, where epsilon alone is given. Who is ``masked`` learns who is drawn. Raises
+    InputError where there is one client alone, or all are said to be drawn; where epsilon and noise
+    are given, and the rounds spend more; or where the package dp-accounting is missing."""
     delta = clients**-1.1 if config.delta is None else config.delta
     if delta >= 1:
         raise InputError("privacy needs two clients or more; 1 takes part")
@@ -284,17 +280,22 @@ def account(
             "privacy.sampling = 'poisson', but cohort.fraction = 1 draws all clients; draw fewer, "
             "or leave sampling out"
         )
-    target = config.epsilon
+    if config.is_poisson and masked:
+        raise InputError(
+            "privacy.sampling = 'poisson' does not go with [secure_aggregation]: those who mask "
+            "together know who is drawn, so chance hides nobody from them; leave one of them out"
+        )
+    target, known = config.epsilon, masked or config.by_clients
 
     def of(noise: float) -> Account:
-        how = config.is_poisson, config.neighbours, least, config.by_clients
+        how = config.is_poisson, config.neighbours, known, config.by_clients
         return Account(noise, delta, clients, cohort, rounds, *how)
 
     of(1.0).check()
     if config.noise is not None:
         check_budget(
             config,
-            lambda t: account(config.endless, clients, cohort, t, least).epsilon(t),
+            lambda t: account(config.endless, clients, cohort, t, masked).epsilon(t),
             rounds,
         )
         return of(config.noise)

@@ -39,6 +39,13 @@ def test_numbers_are_drawn_as_often_as_they_should_be(
     assert (((counts - expected) ** 2 / expected).sum()) < stats.chi2.isf(1e-3, len(values))
 
 
+def test_no_update_gets_longer_by_whole_numbers() -> None:
+    numbers = FixedPoint(8.0, 500)
+    values = np.full(1000, 0.9 * numbers.step * 500)
+    values[::2] *= -1
+    assert not numbers.decoded(numbers.encoded(values, 1 / 500), 1 / 500).any()
+
+
 def test_the_widest_noise_is_a_gaussian_to_the_eye() -> None:
     draws = discrete_gaussian(np.random.default_rng(0), 2**26, 50_000) / 2**26
     assert stats.kstest(draws, "norm").pvalue > 1e-3

@@ -2,10 +2,10 @@
 
 Client k of c has the weight p_k, of sum 1, and values u of at most R. It sends
 
-    q_k = round(p_k u / s),  s = R / (2^31 - 1 - c)
+    q_k = p_k u / s, rounded towards 0,  s = R / (2^31 - 1 - c)
 
-so that |sum_k q_k| <= R / s + c / 2 < 2^31. Of those that are left the mean is s sum_k q_k divided
-by the sum of their p_k; it is exact to half of c s over that sum.
+so that |sum_k q_k| <= R / s < 2^31, and no update gets longer. Of those that are left the mean is
+s sum_k q_k divided by the sum of their p_k; it is exact to c s over that sum.
 
 With noise of a standard deviation of N in the sum of updates where the fewest clients are left, m
 of c, a client draws it by a discrete Gaussian, of the parameter
@@ -13,7 +13,7 @@ of c, a client draws it by a discrete Gaussian, of the parameter
     p_k N / (s sqrt(m - 1)),  s = (R + 16 N / (m - 1)) / (2^31 - 1 - 33 c)
 
 rounded up, and 1 more. So there is enough of it without the part that some client knows, its own.
-Updates are rounded towards 0: they get no longer by that. Why it tells no more than Gaussian noise
+Why it tells no more than Gaussian noise
 of the standard deviation N, which the account has, but for a factor of 1 +- e^-100 in each
 probability:
 - n discrete Gaussians of the parameter t have a sum that is one of t sqrt(n), to a factor of
@@ -94,12 +94,12 @@ class FixedPoint:
                 f"its update has values up to {2.0 ** np.ceil(np.log2(most)):g}; "
                 f"secure_aggregation.range is {self.largest:g}, and a larger one needs a new run"
             )
-        whole = values * (weight / self.step)
+        whole = (values * (weight / self.step)).astype(np.int64)
         if not self.noise:
-            return np.rint(whole).astype(np.int64).astype(np.uint32)
+            return whole.astype(np.uint32)
         assert draws is not None
         std = math.ceil(self.noise_steps(weight)) + 1
-        noised = whole.astype(np.int64) + discrete_gaussian(draws, std, len(whole))
+        noised = whole + discrete_gaussian(draws, std, len(whole))
         return noised.astype(np.uint32)
 
     def decoded(self, total: NDArray[np.uint32], weight: float) -> NDArray[np.float64]:
