@@ -26,6 +26,15 @@ def fixed(value: float, digits: int) -> str:
     return f"{value:.3g}" if abs(value) >= 1e9 else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Name so many things.
+
+    >>> counted(1, "round"), counted(12_000, "round")
+    ('1 round', '12,000 rounds')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def seconds_text(value: float) -> str:
     """Format seconds.
 

@@ -17,7 +17,7 @@ from fedtailor.audit.audit import Plan as AuditPlan
 from fedtailor.audit.audit import audit
 from fedtailor.audit.canaries import audited, bound
 from fedtailor.audit.finding import Deadline
-from fedtailor.audit.inversion import _errors, _sent
+from fedtailor.audit.inversion import _errors, _sent, by_inversion
 from fedtailor.audit.likelihood import by_likelihood
 from fedtailor.audit.membership import Attacked, Rows, auc, found_rate
 from fedtailor.cli import main
@@ -99,6 +99,9 @@ def test_an_inversion_finds_the_row_of_a_linear_model(tmp_path: Path) -> None:
     trained = open_trained(run, None, data=digits(), backbone=backbone(0))
     (sent,) = _sent(trained, trained.federation, 1, 1)
     assert _errors(sent, sent.updates["upload"], trained.federation, 200).max() < 1e-3
+    (found,) = by_inversion(trained, 1, 1, 50, Deadline.after(5))
+    assert "of 1 batch of 1," in found.says
+    assert (found.low, found.high) == (None, None)  # of one row
 
 
 @pytest.mark.parametrize("by", ["server", "clients"])

@@ -194,6 +194,8 @@ def test_an_unfinished_run_is_judged_by_the_seeds_that_all_methods_have(tmp_path
     assert not found.left_out
     assert "Training has not ended, so the order may change." in found.text
     assert found.next_step == f"fedtailor run {tmp_path}/run"
+    (tmp_path / "deploy.toml").touch()
+    assert verdict_of(path).next_step == f"fedtailor deploy run {tmp_path}"
     begun.write_text(json.dumps(commit | {"finished": False, "stopped": True, "rounds": 3}))
     stopped = verdict_of(path)  # by a callback, for good
     assert "Training has not ended, so the order may change." not in stopped.text

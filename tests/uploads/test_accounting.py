@@ -118,11 +118,11 @@ NEIGHBOURS: Any = ((4.0, "replace"), (2.0, "remove"))
 
 def test_a_budget_that_the_rounds_exceed_names_how_many_fit() -> None:
     config = PrivacyConfig(epsilon=8.0, noise=4.0, clip=1.0)
-    with pytest.raises(InputError, match=r"60 rounds with privacy\.noise = 4 spend") as error:
+    with pytest.raises(InputError, match=r"privacy\.noise = 4 spends .* in 60 rounds") as error:
         account(config, 100, 100, 60)
     most = int(str(error.value).partition("rounds up to ")[2].partition(" ")[0])
     assert account(config, 100, 100, most).spent(most).epsilon <= 8.0
-    with pytest.raises(InputError, match="spend epsilon"):
+    with pytest.raises(InputError, match="spends epsilon"):
         account(config, 100, 100, most + 1)
 
 

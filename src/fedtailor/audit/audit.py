@@ -68,13 +68,13 @@ def audit(
     if plan.shadows:
         say(f"{plan.shadows} shadow runs, {_seconds(trained):.0f} s each as the run itself took")
         findings += by_likelihood(trained, models, plan.shadows, deadline)
-    if plan.batches:
-        say(f"inversion: {plan.batches} batches, {plan.steps} steps each")
-        findings += by_inversion(trained, plan.batch_size, plan.batches, plan.steps, deadline)
     if plan.canaries:
         runs = -(-plan.canaries // trained.federation.num_clients)
         say(f"canaries: {runs} runs without training, if there is noise")
         findings += by_canaries(trained, runs, deadline)
+    if plan.batches:
+        say(f"inversion: up to {plan.batches} batches, {plan.steps} steps each")
+        findings += by_inversion(trained, plan.batch_size, plan.batches, plan.steps, deadline)
     return findings
 
 

@@ -105,24 +105,36 @@ def by_inversion(
         masked = "the server sees sums alone" if plan.secure_aggregation.is_active else ""
         return Finding.none(*names, masked or "no time was left, or no client has so many rows")
     make = _of_pictures if pictures else _of_words
-    return [make(target, np.concatenate(numbers), size) for target, numbers in found.items()]
+    return [
+        make(
+            target,
+            np.concatenate(numbers),
+            f"{len(numbers)} {'batch' if len(numbers) == 1 else 'batches'} of {size}",
+        )
+        for target, numbers in found.items()
+    ]
 
 
-def _of_pictures(target: str, errors: Floats, size: int) -> Finding:
+def _of_pictures(target: str, errors: Floats, batches: str) -> Finding:
     error = float(errors.mean())
-    low, high = interval(np.mean, [errors], target)
+    low, high = _interval(errors, target)
     says = (
-        f"of batches of {size}, the squared error of a row over that of the data's mean: "
+        f"of {batches}, the squared error of a row over that of the data's mean: "
         f"{int((errors < 0.1).sum())} of {len(errors)} rows come out with less than a tenth"
     )
     return Finding("inversion", target, "error left", says, error, low, high, 1.0)
 
 
-def _of_words(target: str, found: Floats, size: int) -> Finding:
+def _of_words(target: str, found: Floats, batches: str) -> Finding:
     share, chance = found.mean(0)
-    low, high = interval(np.mean, [found[:, 0]], target)
-    says = f"{share:.0%} of the different tokens in batches of {size} are named"
+    low, high = _interval(found[:, 0], target)
+    says = f"{share:.0%} of the different tokens in {batches} are named"
     return Finding("inversion", target, "words found", says, share, low, high, chance)
+
+
+def _interval(numbers: Floats, target: str) -> tuple[float, float] | tuple[None, None]:
+    """None of one number alone."""
+    return interval(np.mean, [numbers], target) if len(numbers) > 1 else (None, None)
 
 
 def _sent(trained: TrainedMethod, federation: Federation, size: int, count: int) -> Iterator[Sent]:

@@ -129,12 +129,14 @@ def _privacy(run: Run) -> list[str]:
             spent[words][trial.label] = None
             clips[words] += [] if last.next_clip is None else [last.next_clip]
     notes = []
+    seeds = {trial.seed for trial in run.trials}
     for words, labels in spent.items():
+        each = "each method and seed: " if len(labels) > 1 or len(seeds) > 1 else ""
         moved = " to ".join(dict.fromkeys(f"{one(clips[words] or [0]):.3g}" for one in (min, max)))
         clip = f"; updates are clipped to {moved} now" if clips[words] else ""
         notes.append(
-            f"Differential privacy in {run.path}: {', '.join(labels)}: {words}{clip}; scores and "
-            "choices by validation data are not covered"
+            f"Differential privacy in {run.path}: {', '.join(labels)}: {each}{words}{clip}; scores "
+            "and choices by validation data are not covered"
         )
     return notes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import attack_of
@@ -200,12 +201,19 @@ def _last_is_best(entry: Entry) -> bool:
     )
 
 
+def _run_on(run: Path) -> str:
+    """The command that goes on with a run, or with the deployment whose run it is."""
+    if (run.parent / "deploy.toml").is_file():
+        return shlex.join(["fedtailor", "deploy", "run", str(run.parent)])
+    return shlex.join(["fedtailor", "run", str(run)])
+
+
 def _command(
     entries: Sequence[Entry], best: Entry | None, runs: Sequence[str], *, is_poor: bool
 ) -> str:
     """The command that goes on with a run that has not ended, or else predicts with ``best``."""
     if not all(trial.commit.is_done for entry in entries for trial in entry.trials):
-        return shlex.join(["fedtailor", "run", runs[0]]) if len(runs) == 1 else ""
+        return _run_on(entries[0].run.path) if len(runs) == 1 else ""
     if best is None or is_poor or not all(has_all(entry.run) for entry in entries):
         return ""
     words = ["fedtailor", "predict", str(best.run.path)]

@@ -46,6 +46,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from ..errors import InputError
+from ..units import counted
 
 Neighbours = Literal["replace", "remove"]
 
@@ -216,8 +217,8 @@ class Account:
         more = " or more, by the clients" if self.by_clients else ""
         return (
             f"epsilon {self.epsilon(self.rounds):.4g} at delta {self.delta:.3g} after "
-            f"{self.rounds} rounds, of a client whose data are {done} ({self.accountant}); "
-            f"updates of a norm up to {clip:g}, noise {self.noise:g}{more}"
+            f"{counted(self.rounds, 'round')}, of a client whose data are {done} "
+            f"({self.accountant}); updates of a norm up to {clip:g}, noise {self.noise:g}{more}"
         )
 
     @property
@@ -315,8 +316,9 @@ def check_budget(config: PrivacyConfig, epsilons: Callable[[int], float], rounds
     fit = rounds_within(target, epsilons, rounds)
     way_out = f"rounds up to {fit} (or privacy.stop = 'budget'), or " if fit else ""
     raise InputError(
-        f"{rounds} rounds with privacy.noise = {config.noise:g} spend epsilon "
-        f"{epsilons(rounds):.4g}, and privacy.epsilon = {target:g}; allowed: {way_out}more noise"
+        f"privacy.noise = {config.noise:g} spends epsilon {epsilons(rounds):.4g} in "
+        f"{counted(rounds, 'round')}, and privacy.epsilon = {target:g}; allowed: {way_out}more "
+        "noise"
     )
 
 

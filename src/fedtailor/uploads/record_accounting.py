@@ -31,6 +31,7 @@ from functools import cache
 from typing import Any
 
 from ..errors import InputError
+from ..units import counted
 from .accounting import _ORDERS, PrivacyConfig, Spent, _package, check_budget, least_noise
 
 _PLD, _RENYI = "PLD, Poisson sampling", "RDP, Poisson sampling"
@@ -64,10 +65,10 @@ class RecordAccount:
         """The whole run's budget in a line."""
         spent = self.spent(self.rounds)
         return (
-            f"epsilon {spent.epsilon:.4g} at delta {self.delta:.3g} after {self.rounds} rounds, "
-            f"of a record that is there or not ({spent.accountant}), for "
-            f"the client that spends the most: {self.records} records, {self.steps} steps a round; "
-            f"gradients of a norm up to {clip:g}, noise {self.noise:g}"
+            f"epsilon {spent.epsilon:.4g} at delta {self.delta:.3g} after "
+            f"{counted(self.rounds, 'round')}, of a record that is there or not "
+            f"({spent.accountant}), for the client that spends the most: {self.records} records, "
+            f"{self.steps} steps a round; gradients of a norm up to {clip:g}, noise {self.noise:g}"
         )
 
     @property
