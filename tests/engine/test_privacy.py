@@ -184,7 +184,8 @@ def test_executors_draw_the_same_noise(method: Method, executor: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("fedsdg", "fedsdg as configured needs each client's own upload"),
+        ("fedsdg", "needs each client's own upload.* Set aggregation to uniform, or"),
+        ("fedmerge", "covers the mean of updates alone. Leave"),
         ("pfedgate", "beside the update it sends touched"),
         ("scaffold", r"beside the update it sends scaffold\.path"),
         ("flexlora", "beside the update it sends rank"),

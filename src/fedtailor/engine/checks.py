@@ -60,7 +60,6 @@ def _check_releases(method: Method, task: Task, federation: Federation, plan: Pl
         section, why = "privacy", "noise covers the mean of updates alone"
     chain = upload_chain(method, task, federation, plan.in_clear)
     upload, _ = blank_upload(method, task, federation, chain)
-    server = first_server(method, task, federation)
     covered = chain.context.updates(upload)
     buffers = tuple(task.buffers) if noised else ()
     if buffers and (statistics := sorted(name for name in upload if name.endswith(buffers))):
@@ -73,11 +72,13 @@ def _check_releases(method: Method, task: Task, federation: Federation, plan: Pl
     weighs = method.weighs_by_mean and method.sends_updates and not noised
     if (method.averages or weighs) and covered.keys() == upload.keys():
         return
-    beside = sorted(name for name in upload if name not in covered or name not in server)
+    known = {*task.state, *(covered.keys() & first_server(method, task, federation))}
+    beside = sorted(name for name in upload if name not in known)
     sent = f"; beside the update it sends {listed(beside, few=3)}" if beside else ""
+    leave = "Set aggregation to uniform, or leave" if method.weighs_by_mean else "Leave"
     raise InputError(
         f"{section}: {method.name} as configured needs each client's own upload, and {why}{sent}. "
-        f"Leave the method or [{section}] out"
+        f"{leave} the method or [{section}] out"
     )
 
 
