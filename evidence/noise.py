@@ -165,33 +165,20 @@ def _trials() -> str:
 
 
 def _chats() -> str:
-    """Perplexities of the answers under noise and without, and the loss over training alone."""
-    losses: dict[tuple[str, bool], Scores] = {}  # by method, and whether it is without noise
+    """Perplexities of the answers, and the difference of the loss to training alone in nats."""
+    losses: dict[str, Scores] = {}
     for line in lines():
         if line["file"] == CHATS and line["seed"] == FIRST:
-            by_client = line["results"]["personal"]
-            clients = map(str, by_client["clients"])
-            key = line["method"], OPEN in line["set"]
-            losses[key] = dict(zip(clients, by_client["loss"], strict=True))
+            of = line["results"]["personal"]
+            losses[line["method"]] = dict(zip(map(str, of["clients"]), of["loss"], strict=True))
     rows = []
-    for method in dict.fromkeys(name for name, _ in losses):
-        found = [losses.get((method, is_open)) for is_open in (False, True)]
-        rows.append([method, *(cell for one in found for cell in _of_losses(one, method, losses))])
-    header = ["method", f"epsilon {MAIN}", "over local", "no noise", "over local"]
-    return markdown_table(header, rows)
-
-
-def _of_losses(
-    found: Scores | None, method: str, losses: Mapping[tuple[str, bool], Scores]
-) -> tuple[str, str]:
-    """The perplexity, and the difference to training alone in nats."""
-    if found is None:
-        return "", ""
-    perplexity = f"{math.exp(mean(x for x in found.values() if x is not None)):.1f}"
-    if method == ALONE:
-        return perplexity, ""
-    over = paired([found], [losses[ALONE, False]])
-    return perplexity, f"{over.difference:+.3f} [{over.low:+.3f}, {over.high:+.3f}]"
+    for method, found in losses.items():
+        over = None if method == ALONE else paired([found], [losses[ALONE]])
+        rows.append([
+            method, f"{math.exp(mean(x for x in found.values() if x is not None)):.1f}",
+            "" if over is None else f"{over.difference:+.3f} [{over.low:+.3f}, {over.high:+.3f}]",
+        ])  # fmt: skip
+    return markdown_table(["method", "perplexity", "over local"], rows)
 
 
 def _percent(score: float | None) -> str:
@@ -302,8 +289,8 @@ _CHATS = """## On instructions
 
 200 speakers of chitchat with six training examples each, SmolLM2-135M-Instruct with LoRA of rank 2
 on one projection of its last block, three rounds of all clients with one step each, `clip = 0.5`,
-delta 200^-1.1, one seed: `fedtailor run privacy-chats`, with [data that we
-made](evidence.md#tasks-that-we-made). Rates are the better of 3e-3 and 1e-2 on validation data of
+epsilon 8 at delta 200^-1.1, one seed: `fedtailor run privacy-chats`, with [data that we
+made](evidence.md#tasks-that-we-made). Rates are the best of four on validation data of
 40 of the clients, with as much noise on their mean. Perplexity of the answers, and the difference
 of the loss to local in nats (below 0: better) with its 95 % interval over clients.
 """
