@@ -121,16 +121,23 @@ def findings(results: Results) -> list[str]:
 
 
 def _ahead(results: Results, alpha: float) -> str:
-    by: dict[str, list[str]] = {"ahead of it": [], "level with it": [], "behind it": []}
-    for method in results.methods:
-        lead = results.lead(alpha, method, MAIN, results.seeds(alpha, method))
-        if method != ALONE and lead is not None:
-            words = list(by)
-            word = words[0] if lead.low > 0 else words[2] if lead.high < 0 else words[1]
-            by[word].append(f"{method} ({100 * lead.difference:+.1f})")
-    said = "; ".join(f"{word}: {', '.join(of)}" for word, of in by.items() if of)
+    leads = [
+        (f"{method} ({100 * lead.difference:+.1f})", lead)
+        for method in results.methods
+        if method != ALONE
+        and (lead := results.lead(alpha, method, MAIN, results.seeds(alpha, method)))
+    ]
     where = f"at Dirichlet {alpha:g} and epsilon {MAIN}"
-    return f"- **Against training alone**, {where}, in points: {said}."
+    return f"- **Against training alone**, {where}, in points: {_in_order(leads)}."
+
+
+def _in_order(leads: Iterable[tuple[str, Paired]]) -> str:
+    """Which leads lie above 0, about it and below."""
+    by: dict[str, list[str]] = {"ahead of it": [], "level with it": [], "behind it": []}
+    words = list(by)
+    for name, lead in leads:
+        by[words[0] if lead.low > 0 else words[2] if lead.high < 0 else words[1]].append(name)
+    return "; ".join(f"{word}: {', '.join(of)}" for word, of in by.items() if of)
 
 
 def _table(results: Results, alpha: float) -> str:
@@ -171,14 +178,17 @@ def _chats() -> str:
         if line["file"] == CHATS and line["seed"] == FIRST:
             of = line["results"]["personal"]
             losses[line["method"]] = dict(zip(map(str, of["clients"]), of["loss"], strict=True))
-    rows = []
+    rows, leads = [], list[tuple[str, Paired]]()
     for method, found in losses.items():
-        over = None if method == ALONE else paired([found], [losses[ALONE]])
-        rows.append([
-            method, f"{math.exp(mean(x for x in found.values() if x is not None)):.1f}",
-            "" if over is None else f"{over.difference:+.3f} [{over.low:+.3f}, {over.high:+.3f}]",
-        ])  # fmt: skip
-    return markdown_table(["method", "perplexity", "over local"], rows)
+        cell = ""
+        if method != ALONE:
+            leads.append((method, paired([losses[ALONE]], [found])))
+            over = paired([found], [losses[ALONE]])
+            cell = f"{over.difference:+.3f} [{over.low:+.3f}, {over.high:+.3f}]"
+        perplexity = math.exp(mean(x for x in found.values() if x is not None))
+        rows.append([method, f"{perplexity:.1f}", cell])
+    table = markdown_table(["method", "perplexity", "over local"], rows)
+    return f"Against training alone: {_in_order(leads)}.\n\n{table}"
 
 
 def _percent(score: float | None) -> str:
