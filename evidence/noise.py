@@ -175,16 +175,16 @@ def _chats() -> str:
     """Perplexities of the answers, and the difference of the loss to training alone in nats."""
     losses: dict[str, Scores] = {}
     for line in lines():
-        if line["file"] == CHATS and line["seed"] == FIRST:
+        if line["file"] == CHATS and line["seed"] == FIRST and "results" in line:
             of = line["results"]["personal"]
             losses[line["method"]] = dict(zip(map(str, of["clients"]), of["loss"], strict=True))
     rows, leads = [], list[tuple[str, Paired]]()
     for method, found in losses.items():
         cell = ""
         if method != ALONE:
-            leads.append((method, paired([losses[ALONE]], [found])))
-            over = paired([found], [losses[ALONE]])
-            cell = f"{over.difference:+.3f} [{over.low:+.3f}, {over.high:+.3f}]"
+            less = paired([losses[ALONE]], [found])
+            leads.append((method, less))
+            cell = f"{-less.difference:+.3f} [{-less.high:+.3f}, {-less.low:+.3f}]"
         perplexity = math.exp(mean(x for x in found.values() if x is not None))
         rows.append([method, f"{perplexity:.1f}", cell])
     table = markdown_table(["method", "perplexity", "over local"], rows)
@@ -300,9 +300,9 @@ _CHATS = """## On instructions
 200 speakers of chitchat with six training examples each, SmolLM2-135M-Instruct with LoRA of rank 2
 on one projection of its last block, three rounds of all clients with one step each, `clip = 0.5`,
 epsilon 8 at delta 200^-1.1, one seed: `fedtailor run privacy-chats`, with [data that we
-made](evidence.md#tasks-that-we-made). Rates are the best of four on validation data of
-40 of the clients, with as much noise on their mean. Perplexity of the answers, and the difference
-of the loss to local in nats (below 0: better) with its 95 % interval over clients.
+made](evidence.md#tasks-that-we-made). Rates are the best of four on validation data of 40 of the
+clients, with as much noise on their mean. The table has the perplexity of the answers, and the
+difference of the loss to local in nats (below 0: better) with its 95 % interval over clients.
 """
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FEW, listed
+from ..units import counted
 
 Indices = NDArray[np.int64]
 
@@ -42,7 +43,7 @@ def of_rows(
     that of every row of the data set, ``names`` the clients' names. ``what`` ends the sentence."""
     if not len(rows):
         return []
-    text = f"{_count(len(rows), 'row')} {what}"
+    text = f"{counted(len(rows), 'row')} {what}"
     if groups is None:
         return [Omission(kind, len(rows), text)]
     return [_omission(kind, len(rows), text, *_most_first(np.bincount(groups[rows])), names)]
@@ -53,7 +54,7 @@ def of_held_out(
 ) -> Omission:
     """Describe held-out rows of K clients, who have ``sizes`` ``[K]`` of them."""
     count = int(sizes.sum())
-    text = f"{_count(count, 'held-out row')} {what}"
+    text = f"{counted(count, 'held-out row')} {what}"
     return _omission(kind, count, text, *_most_first(sizes), names)
 
 
@@ -67,12 +68,8 @@ def of_clients(
     """Describe some clients, if there are any, with names, or else numbers, and ``sizes``."""
     if not len(clients):
         return []
-    text = f"{_count(len(clients), 'client')} {what}"
+    text = f"{counted(len(clients), 'client')} {what}"
     return [_omission(kind, len(clients), text, clients, sizes, names)]
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _most_first(sizes: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:

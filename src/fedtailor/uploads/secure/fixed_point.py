@@ -13,9 +13,8 @@ of c, a client draws it by a discrete Gaussian, of the parameter
     p_k N / (s sqrt(m - 1)),  s = (R + 16 N / (m - 1)) / (2^31 - 1 - 33 c)
 
 rounded up, and 1 more. So there is enough of it without the part that some client knows, its own.
-Why it tells no more than Gaussian noise
-of the standard deviation N, which the account has, but for a factor of 1 +- e^-100 in each
-probability:
+Why it tells no more than Gaussian noise of the standard deviation N, which the account has, but for
+a factor of 1 +- e^-100 in each probability:
 - n discrete Gaussians of the parameter t have a sum that is one of t sqrt(n), to a factor of
   1 +- 10 n exp(-pi^2 t^2) in each probability of a value (Kairouz et al.). Here t is 100 or more.
 - a discrete Gaussian of variance t^2 around any whole number is what Gaussian noise of variance
