@@ -18,7 +18,7 @@ from fedtailor.audit.audit import audit
 from fedtailor.audit.canaries import audited, bound
 from fedtailor.audit.finding import Deadline
 from fedtailor.audit.inversion import _errors, _sent, by_inversion
-from fedtailor.audit.likelihood import by_likelihood
+from fedtailor.audit.likelihood import _shadows, by_likelihood
 from fedtailor.audit.membership import Attacked, Rows, auc, found_rate
 from fedtailor.cli import main
 from fedtailor.engine.config import EngineConfig, Plan
@@ -148,6 +148,16 @@ def test_shadows_tell_members_apart(tmp_path: Path) -> None:
         audit(trained, AuditPlan(shadows=2))
 
 
+def test_a_shadow_knows_no_client_that_was_not_in_its_round(tmp_path: Path) -> None:
+    cohort = ft.CohortConfig(size=1)
+    run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=1, cohort=cohort)
+    trained = open_trained(run, None, data=digits(), backbone=backbone(0))
+    models = Attacked.of(trained)
+    assert len(models["global"].rows.rows) == 1  # the client that took part
+    shadows = _shadows(trained, models, 8, Deadline.after(60))
+    assert {bool(shadow["global"][0].any()) for shadow in shadows} == {True, False}
+
+
 def test_the_bound_of_epsilon_is_below_the_claim_and_above_it_with_a_tenth_of_the_noise() -> None:
     """Through the rounds of the engine; the noise follows from the seed."""
     federation = digits_federation((2,) * 20)
@@ -199,3 +209,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main([*command, *wrong]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_damaged_global_model_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is of an earlier round than the personal models, in a file of its own."""
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    run = tmp_path / "run"
+    settings = ("rounds=8", 'methods=["fedsdg"]', "methods.fedsdg.optimiser.lr=0.03")
+    changed = [part for one in settings for part in ("--set", one)]
+    assert main(["run", str(tmp_path / "small.toml"), "--out", str(run), *changed]) == 0
+    commit = json.loads((run / "methods/fedsdg/seed-0/commit.json").read_text())
+    best = {model: one["round"] for model, one in commit["best"].items()}
+    assert best["global"] < best["personal"]
+    file = run / f"methods/fedsdg/seed-0/round-{best['global']:06d}.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 0xFF
+    file.write_bytes(content)
+    for command in (["audit"], ["export", "--out", str(tmp_path / "model")]):
+        capsys.readouterr()
+        assert main([command[0], str(run), *command[1:]]) == 2
+        told = capsys.readouterr().err
+        assert f"{file.name} is damaged: its checksum does not match" in told.splitlines()[-1]

@@ -26,6 +26,10 @@ def test_every_client_must_have_a_node(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(InputError, match="no node serves clients 1, 4"):
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
     assert capsys.readouterr().err.count("waiting: no node serves clients 1, 4") == 1
+    names = ("a", "b", "c", "d", "e")
+    named = {"backbone": digits_backbone(), "timeouts": QUICK, "names": names}
+    with pytest.raises(InputError, match="no node serves clients b, e"):
+        serve(direct, chosen, tmp_path / "out", **named)
     direct.apps.clear()
     with pytest.raises(InputError, match="there are no nodes"):
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)

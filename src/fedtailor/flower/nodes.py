@@ -64,14 +64,17 @@ class Nodes:
         timeouts: Timeouts,
         experiment: Experiment,
         sites: Mapping[int, range] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         """``sites`` has the clients of each node whose key is known; None: keys are not known, and
-        of several nodes that say they serve a client the first one does. ``model``, once it is set,
-        is the `fingerprint` of the server's base model; nodes with another one are refused."""
+        of several nodes that say they serve a client the first one does. ``names`` are what the
+        clients are called, by number. ``model``, once it is set, is the `fingerprint` of the
+        server's base model; nodes with another one are refused."""
         self._grid = PatientGrid(grid, timeouts.outage)
         self._pool = ThreadPoolExecutor(_MOST_PULLS, "pull")
         self._pulls: dict[str, Future[list[Message]]] = {}  # by the number of the message
         self._sites = sites
+        self._names = names or ()
         self._timeouts = timeouts
         self._experiment = experiment
         self.model: Mapping[str, str] | None = None
@@ -198,7 +201,9 @@ class Nodes:
         without_node = (client for client in range(total) if client not in self.node_of)
         missing = list(islice(without_node, 6))
         if missing or not total:
-            listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            called = [*self._names, *map(str, range(len(self._names), total))]
+            listed = ", ".join(called[k] for k in missing[:5])
+            listed += ", ..." if len(missing) > 5 else ""
             problems.append(f"no node serves clients {listed}" if missing else "there are no nodes")
         self._is_complete = bool(total) and not missing
         if self._is_complete and self._form is None:

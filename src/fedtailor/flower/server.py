@@ -111,7 +111,7 @@ def serve(
     experiment = named(experiment, None, backbone)
     check_remote(experiment)
     check_same(experiment, out)
-    with closing(Nodes(grid, timeouts, experiment, sites)) as nodes:
+    with closing(Nodes(grid, timeouts, experiment, sites, names)) as nodes:
         nodes.model = fingerprint(experiment.model, out)
         joining = NovelClients(nodes, experiment, out, new_clients, timeouts, backbone)
         if has_ended(experiment, out) and joining.join_all():
