@@ -177,6 +177,10 @@ def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
         ({"cohort": CohortConfig(buffer=2)}, "cohort.buffer does not go with"),
         ({"attack": AttackConfig("scaling")}, "attack.kind does not go with"),
         ({"cohort": CohortConfig(size=1)}, "needs a cohort of two clients or more; it has 1"),
+        (
+            {"secure_aggregation": SecureAggregationConfig(0.7, neighbours=2)},
+            "neighbours = 2: so few don't hide the updates of 6 clients; allowed: 5 or more",
+        ),
         ({"privacy": PrivacyConfig(noise=1.0, clip=9.0)}, "range = 8 is less than privacy.clip"),
         (
             {"privacy": PrivacyConfig(noise=1.0, clip=1e-5)},
@@ -191,7 +195,7 @@ def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
 )
 def test_settings_that_look_at_single_uploads_are_refused(changes: Any, said: str) -> None:
     method = FedAvg(robust=Robust("median") if not changes else Robust())
-    plan = Plan(1, secure_aggregation=SECURE, **changes)
+    plan = Plan(1, **{"secure_aggregation": SECURE, **changes})
     with pytest.raises(InputError, match=said):
         check_plan(method, FEDERATION, plan, torch.device("cpu"))
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Error, Message, MessageType
 from safetensors.torch import load_file
 
 import fedtailor as ft
+from fedtailor.errors import InputError
 from fedtailor.flower import Timeouts, serve
 from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
-from fedtailor.flower.messages import RoundReply, RoundRequest
+from fedtailor.flower.masking import SiteMasks
+from fedtailor.flower.messages import Masking, RoundReply, RoundRequest
 from fedtailor.params import flat
 from fedtailor.runs.experiment import Experiment
 from fedtailor.store.files import read_json, write_json
+from fedtailor.uploads.secure.config import SecureAggregationConfig
+from fedtailor.uploads.secure.messages import Order, Weighing
+from tests.engine.test_privacy import backbone
 from tests.flower.grid import ANY, DIGITS, DirectGrid, experiment, grid
 from tests.small import digits_backbone, same_bits
 
@@ -32,8 +39,9 @@ def masked(**more: Any) -> Experiment:
     return experiment("fedbn", **{**options, **more})
 
 
-def history(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / FOLDER / "history.jsonl").read_text().splitlines()]
+def history(out: Path, method: str = "fedbn") -> list[dict[str, Any]]:
+    path = out / f"methods/{method}/seed-0/history.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def far(direct: DirectGrid, chosen: Experiment, out: Path) -> Path:
@@ -169,3 +177,94 @@ def test_weights_by_the_mean_are_the_same_and_the_sites_keep_no_update(tmp_path:
     one, other = (load_file(p / "methods/fedsdg/seed-0/server.safetensors") for p in (near, out))
     assert same_bits(one, other)
     assert not list(tmp_path.glob("clients/**/update.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_round_that_was_stopped_before_its_evaluation_is_not_trained_again(
+    hidden: bool, tmp_path: Path
+) -> None:
+    """With other clients its difference to the first would be one client's update."""
+    options: dict[str, Any] = {"rounds": 2, "cohort": {"size": 5}, "evaluate": {"every": 1}}
+    privacy = {"noise": 1.0, "clip": 0.1, "clip_quantile": 0.5}
+    more = {"secure_aggregation": {"threshold": 0.6}} if hidden else {"privacy": privacy}
+    chosen = experiment("fedper", **options, **more)
+    trained, sent = list[int](), list[torch.Tensor]()
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def run(name: str, out: Path, *, stops: bool, away: bool) -> Path:
+        direct = grid(chosen, tmp_path / name, nodes=5, model=backbone)
+
+        def change(message: Message, reply: Message) -> Message:
+            if message.metadata.message_type == MessageType.QUERY:
+                return reply
+            order, payloads = unpack(message.content, RoundRequest, ANY)
+            if order.round == 1 and order.kind == "personal":
+                sent.append(flat(payloads[0]))
+                if stops:
+                    raise Stopped
+            if order.round == 1 and order.kind == "train":
+                trained.append(message.metadata.dst_node_id)
+                if away and message.metadata.dst_node_id == 104:
+                    return Message(Error(9, "away"), reply_to=message)
+            return reply
+
+        direct.change = change
+        return serve(direct, chosen, out, backbone=backbone(), timeouts=QUICK)
+
+    with pytest.raises(Stopped):
+        run("sites", tmp_path / "out", stops=True, away=False)
+    out = run("sites", tmp_path / "out", stops=False, away=True)
+    assert sorted(trained) == [100, 101, 102, 103, 104]
+    assert all(torch.equal(one, sent[0]) for one in sent)  # to each site, before and after
+    assert [line["cohort"] for line in history(out, "fedper")] == [[0, 1, 2, 3, 4]] * 2
+    assert not [*out.rglob("*-aggregated.safetensors")]
+    if hidden:  # noise follows from a secret of each run's own
+        whole = run("others", tmp_path / "whole", stops=False, away=False)
+        assert history(out, "fedper") == history(whole, "fedper")
+        states = [one / "methods/fedper/seed-0/server.safetensors" for one in (out, whole)]
+        assert same_bits(*map(load_file, states))
+
+
+def test_a_client_tells_no_shares_for_another_sum_of_a_round(tmp_path: Path) -> None:
+    clients = (0, 1, 2)
+    config = SecureAggregationConfig(0.6)
+    weighing = Weighing(lambda client: 10, lambda own, total, count: own / total)
+    sites = {
+        client: SiteMasks(
+            config, tmp_path / str(client), tmp_path / f"{client}/run/a/seed-0", weighing, math.inf
+        )
+        for client in clients
+    }
+    for site in sites.values():
+        site.folder.mkdir(parents=True)
+
+    def summed(attempt: int, number: int, there: tuple[int, ...]) -> set[int]:
+        """Of how many clients each tells shares."""
+
+        def asked(kind: Any, told: Masking, some: tuple[int, ...] = clients) -> dict[int, Any]:
+            message = RoundRequest("x", "0" * 32, "a", 0, number, kind, (), (), told)
+            return {client: sites[client].step(message, client) for client in some}
+
+        told = Masking(attempt, clients)
+        keys = asked("keys", told)
+        told = replace(told, signers=tuple((k, keys[k].signer) for k in clients))
+        shares = asked("share", replace(told, share=tuple(keys[k].keys for k in clients)))
+        message = RoundRequest("x", "0" * 32, "a", 0, number, "train", (), (), told)
+        for client in clients:
+            own = tuple((k, t) for k in clients for to, t in shares[k].share if to == client)
+            sites[client].step(message, client, Order(30, 3, own))
+        signed = asked("sign_list", replace(told, sign_list=there), there)
+        lists = tuple((k, signed[k].sign_list) for k in there)
+        revealed = asked("reveal", replace(told, reveal=lists), there)
+        return {len(one.reveal) for one in revealed.values()}
+
+    assert summed(1, 1, clients) == {3}
+    assert summed(2, 1, clients) == {3}  # the same sum again, after a stop
+    with pytest.raises(InputError, match="round 1 was summed before, over other clients"):
+        summed(3, 1, (0, 1))
+    assert summed(4, 2, (0, 1)) == {3}
+    with pytest.raises(InputError, match="round 2 was summed before"):
+        summed(5, 1, clients)

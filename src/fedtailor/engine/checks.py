@@ -215,6 +215,7 @@ def check_secure_aggregation(method: Method, federation: Federation, plan: Plan)
     _refuse(reasons, "[secure_aggregation]")
     if size < 2:
         raise InputError(f"secure_aggregation needs a cohort of two clients or more; it has {size}")
+    secure.check_neighbours(size)
     if plan.privacy.of_clients and clip > secure.range:
         raise InputError(
             f"secure_aggregation.range = {secure.range:g} is less than privacy.clip = {clip:g}: "

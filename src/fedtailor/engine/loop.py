@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -48,6 +48,8 @@ class Loop:
     quorum: float
     schedule: Schedule
     time: TimeModel | None
+    on_aggregate: Callable[[Round], None] | None = None  # before anything of the round is sent
+    resumed: Round | None = None  # what it was told of a round that was not evaluated
     versions: dict[int, Server] = field(default_factory=dict)  # that clients in flight were sent
 
     def before(self, server: Server) -> Round:
@@ -68,31 +70,55 @@ class Loop:
 
     def round(self, server: Server, number: int) -> Round:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
-        plan, federation, clock = self.plan, self.federation, Clock()
-        account = plan.account(federation)
+        clock, account = Clock(), self.plan.account(self.federation)
         self.versions[number - 1] = server
         drawn = self.schedule.next_round()
+        if self.resumed is not None and self.resumed.number == number:
+            done = self.resumed
+            self.store.begin(number)
+            for client in done.cohort.clients:
+                self.store.stage(client, None)
+        else:
+            done = self._aggregated(server, number, drawn, clock)
+            if self.on_aggregate is not None:
+                self.on_aggregate(done)
+        self.versions = {version: self.versions[version] for version in drawn.versions}
+        self.evaluator.forget([member.client for member in drawn.members])
+        with clock.phase("evaluate"):
+            due = self.plan.evaluate.due(number, self.plan.rounds) and self._all_began(number)
+            found = self.evaluator.evaluate(done.server, number) if due else ([], {}, ())
+        evaluations, diagnostics, samples = found
+        return replace(
+            done,
+            evaluations=tuple(evaluations),
+            diagnostics=diagnostics,
+            samples=samples,
+            seconds=clock.seconds,
+            executor=self.executor.name,
+            privacy=None if account is None else account.spent(number),
+        )
+
+    def _aggregated(self, server: Server, number: int, drawn: Participants, clock: Clock) -> Round:
+        """The round of those who were ``drawn``, but for its evaluation and what it spends."""
+        plan, federation = self.plan, self.federation
         counted = [member for member in drawn.members if member.counts]
         cohort = cohort_of(federation, number, tuple(member.client for member in counted))
         if number < plan.rounds and plan.cohort.buffer is None:
             self.store.prefetch(tuple(draw_cohort(self.method, federation, plan, number + 1)))
         self.store.begin(number)
         results, state = self._next(server, cohort, drawn, clock)
-        server, present = state.server, state.present
-        self.versions = {version: self.versions[version] for version in drawn.versions}
+        present = state.present
         notes, clip = self._notes(cohort, results, state), self.chain.clip_now
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
         norms = self.chain.close(cohort.clients)
-        self.evaluator.forget([member.client for member in drawn.members])
-        with clock.phase("evaluate"):
-            due = plan.evaluate.due(number, plan.rounds) and self._all_began(number)
-            found = self.evaluator.evaluate(server, number) if due else ([], {}, ())
-        evaluations, diagnostics, samples = found
         return Round(
             number=number,
-            server=server,
+            server=state.server,
             cohort=cohort,
+            evaluations=(),
+            diagnostics={},
+            seconds={},
             losses=tuple(results.losses[at] for at in present),
             steps=tuple(counted[at].steps for at in present),
             lr_scale=self._lr_scale(drawn.members, number),
@@ -101,15 +127,10 @@ class Loop:
             bytes_down=results.bytes_down,
             bytes_up=results.bytes_up,
             costs=results.costs,
-            evaluations=tuple(evaluations),
-            diagnostics=diagnostics,
-            seconds=clock.seconds,
-            executor=self.executor.name,
+            executor=None,
             notes=notes,
             cpu_seconds=results.cpu_seconds if results.cpu_seconds or not drawn.members else None,
             norms=norms,
-            samples=samples,
-            privacy=None if account is None else account.spent(number),
             clip=clip,
             next_clip=self.chain.clip_now,
             faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..data.federation import Federation
 from ..method import Method, Server
@@ -44,6 +45,8 @@ def rounds(
     on_result: Callable[[str, int], None] | None = None,
     metrics: Mapping[str, MetricFunction] | None = None,
     masking: Clients | None = None,
+    on_aggregate: Callable[[Round], None] | None = None,
+    resumed: Round | None = None,
 ) -> Iterator[Round]:
     """Run ``plan``, one `Round` at a time.
 
@@ -70,6 +73,10 @@ def rounds(
             "evaluate", "score") and the number of results so far.
         metrics: functions for names in ``plan.evaluate.metrics``.
         masking: how the clients' sides of secure aggregation are reached; None: they are simulated.
+        on_aggregate: is told of each round once it is aggregated, before the clients get anything
+            of it: the round without its evaluation.
+        resumed: to resume a run, what ``on_aggregate`` was told of round ``start``, which is
+            evaluated without training anybody again.
 
     Raises:
         InputError: a client has no data, the method's settings don't fit, too few updates are
@@ -88,6 +95,9 @@ def rounds(
     if server is None:
         server = first_server(method, task, federation)
     server = to_device(server, task.device)
+    if resumed is not None:
+        clip = resumed.next_clip
+        resumed = replace(resumed, server=to_device(resumed.server, task.device))
     if plan.engine.on_divergence == "skip":
         quorum = min(quorum, LEAST)
     if (threshold := plan.secure_aggregation.threshold) is not None:
@@ -107,8 +117,9 @@ def rounds(
     participants, versions = schedule(method, federation, plan, time, start)
     chain = upload_chain(method, task, federation, plan, recent_norms, masking, clip)
     loop = Loop(
-        method, task, federation, plan, chain, store, runner, evaluator, quorum, participants, time
-    )
+        method, task, federation, plan, chain, store, runner, evaluator, quorum, participants, time,
+        on_aggregate, resumed,
+    )  # fmt: skip
     for version in versions:
         state = earlier(version) if earlier is not None else None
         state = first_server(method, task, federation) if state is None else state

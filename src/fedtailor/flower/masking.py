@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,14 +38,25 @@ _KEY = re.compile("[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True)
+class Summed:
+    """The last sum for which a client has told shares: of which round, and over whom."""
+
+    round: int
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Kept:
-    """What a client keeps of its last round with masks: which one, who was drawn, its secrets; and
-    how many updates it has ``sent``."""
+    """What a client keeps of its last round with masks: which one, who was drawn, its secrets, the
+    ``kind`` of message that its masks are for; what has been ``summed``, by kind; and how many
+    updates it has ``sent``."""
 
     attempt: int
     clients: tuple[int, ...]
     held: Held | None
     sent: int = 0
+    kind: str = ""
+    summed: dict[str, Summed] = field(default_factory=dict)
 
 
 _KEPT = TypeAdapter(Kept)
@@ -94,9 +105,19 @@ class SiteMasks:
                 )
         elif kept.held is None or (kept.attempt, kept.clients) != (told.attempt, told.clients):
             raise ProtocolError("secure aggregation: no secrets are kept of this round")
-        value = order if step == "mask" else getattr(told, step)
+        elif step == "sign_list":
+            _check_sum(kept, message.round, told.sign_list)
+        value, is_mask = order if step == "mask" else getattr(told, step), step == "mask"
         held, answer = getattr(side, step)(kept.held, value)
-        kept = Kept(told.attempt, told.clients, held, kept.sent + (step == "mask"))
+        kept = replace(
+            kept,
+            attempt=told.attempt,
+            clients=told.clients,
+            held=held,
+            sent=kept.sent + is_mask,
+            kind=message.kind if is_mask else kept.kind,
+            summed=kept.summed | _summed(kept, message.round) if step == "reveal" else kept.summed,
+        )
         write_json(path, {"kept": json.dumps(asdict(kept))})
         if step == "mask":
             return replace(cast(Masks, answer), secret=secrets.token_hex(32))
@@ -122,6 +143,20 @@ class SiteMasks:
         if new.keys() - known.keys():
             write_json(path, {"signers": {**known, **new}})
         return lambda client: bytes.fromhex({**known, **new}.get(str(client), ""))
+
+
+def _check_sum(kept: Kept, number: int, clients: tuple[int, ...]) -> None:
+    """Raise ProtocolError for another sum of a round: of two, one could tell a client's update."""
+    last = kept.summed.get(kept.kind, Summed(0, ()))
+    if number < last.round or (number == last.round and clients != last.clients):
+        raise ProtocolError(
+            f"round {last.round} was summed before, over other clients: of two sums of a round one "
+            "could tell a single update"
+        )
+
+
+def _summed(kept: Kept, number: int) -> dict[str, Summed]:
+    return {} if kept.held is None else {kept.kind: Summed(number, kept.held.signed)}
 
 
 def signer(home: Path) -> str:

@@ -33,6 +33,7 @@ from ..runs.estimate import rounds_left, start_summary
 from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.trials import TrialRun, commit_rounds, run_trials
+from ..store.aggregated import read_aggregated, write_aggregated
 from ..store.committed import read_server
 from ..store.files import read_record, record, write_json
 from ..store.format import damaged
@@ -188,6 +189,8 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
         metrics=Metrics(plan.evaluate),
     )
     if not store.last.finished:
+        start = store.last.round + 1
+        repeats = not (plan.privacy.of_clients or plan.secure_aggregation.is_active)
         todo = rounds(
             method,
             task,
@@ -197,11 +200,13 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
             server=store.restore(states),
             recent_norms=store.recent_norms(),
             clip=store.next_clip(),
-            start=store.last.round + 1,
+            start=start,
             make_executor=lambda works: executor,
             quorum=timeouts.least,
             on_result=trial.progress.on_result,
             masking=GridClients(executor),
+            on_aggregate=None if repeats else partial(write_aggregated, store.path),
+            resumed=None if repeats else read_aggregated(store.path, start, federation),
         )
         try:
             commit_rounds(trial, todo)

@@ -42,6 +42,16 @@ class SecureAggregationConfig:
         assert self.threshold is not None
         return max(2, clients // 2 + 1, math.ceil(self.threshold * clients - 1e-9))
 
+    def check_neighbours(self, clients: int) -> None:
+        """Raise InputError where they are so few that a cohort of ``clients`` may fall into parts,
+        whose sums the server would see."""
+        least = degree(clients, self.least(clients))
+        if self.neighbours is not None and self.degree(clients) < least:
+            raise InputError(
+                f"secure_aggregation.neighbours = {self.neighbours}: so few don't hide the updates "
+                f"of {clients} clients; allowed: {least} or more, or leave it out"
+            )
+
     def degree(self, clients: int) -> int:
         """How many neighbours each of ``clients`` has: all others, or an even number of them."""
         wanted = self.neighbours or degree(clients, self.least(clients))
