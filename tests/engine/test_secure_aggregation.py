@@ -179,7 +179,7 @@ def test_a_method_runs_or_is_refused_by_name(name: str) -> None:
         ({"cohort": CohortConfig(size=1)}, "needs a cohort of two clients or more; it has 1"),
         (
             {"secure_aggregation": SecureAggregationConfig(0.7, neighbours=2)},
-            "neighbours = 2: so few don't hide the updates of 6 clients; allowed: 5 or more",
+            "neighbours = 2: so few don't hide the updates of 5 clients; allowed: 4 or more",
         ),
         ({"privacy": PrivacyConfig(noise=1.0, clip=9.0)}, "range = 8 is less than privacy.clip"),
         (
