@@ -12,7 +12,6 @@ from .options import add_experiment, add_json
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_experiment(parser, or_run=True)
     parser.add_argument(
         "--probe", type=int, metavar="ROUNDS",
@@ -23,10 +22,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="keep the probe's run there; default: it is deleted"
     )
     add_json(parser)
-    parser.set_defaults(command=_advise)
 
 
-def _advise(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..advice.advise import advise
     from ..advice.probe import lines, probe
     from ..runs.run import open_experiment

@@ -20,17 +20,15 @@ _NUMBERS = (
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_trained(parser)
     add_which(parser)
     for name, default, what in _NUMBERS:
         says = f"{what}; default: {default}"
         parser.add_argument(name, type=type(default), default=default, metavar="N", help=says)
     add_json(parser)
-    parser.set_defaults(command=_audit)
 
 
-def _audit(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..audit.audit import Plan, audit
     from ..audit.finding import HEADER
     from ..report.text import TextTable

@@ -14,13 +14,11 @@ from .options import add_json
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     add_json(parser, "what was found")
-    parser.set_defaults(command=_check)
 
 
-def _check(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..runs.check import check
 
     found = check(options.run)

@@ -1,4 +1,4 @@
-"""``fedtailor check-method``: check a method of one's own."""
+"""``fedtailor check-method``: check that a method does what every method must."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from .options import add_json, add_settings
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument(
         "method", metavar="FILE.py:CLASS", help="or package.module:CLASS, or a name"
     )
     add_settings(parser, "a field of the method, e.g. trainable=lora; repeatable")
     add_json(parser, "the outcomes")
-    parser.set_defaults(command=_check)
 
 
-def _check(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     import torch
 
     from ..runs.experiment import configured_method

@@ -9,7 +9,6 @@ from ..errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print it as JSON")
@@ -26,10 +25,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--against", metavar="METHOD",
         help="how far each method is ahead of this one, with paired intervals",
     )  # fmt: skip
-    parser.set_defaults(command=_compare)
 
 
-def _compare(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..report.cells import text_tables
     from ..report.comparison import against, compare
     from ..report.flat import to_csv

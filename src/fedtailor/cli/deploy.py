@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,32 +18,29 @@ from .serve import add_endpoint, check_endpoint, serve_until_stopped
 if TYPE_CHECKING:
     from ..deploy.folder import Deployment
 
+Step = Callable[[argparse.Namespace], None]
+
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the steps and their options."""
     commands = parser.add_subparsers(required=True, metavar="STEP")
 
-    init = _step(commands, "init", "write a deployment's folder from an experiment file")
+    init = _step(commands, "init", _init, "write a deployment's folder from an experiment file")
     init.add_argument("--experiment", type=Path, required=True, metavar="EXPERIMENT.toml")
     init.add_argument("--sites", default="a,b,c", metavar="NAME[:CLIENTS],...")
     init.add_argument("--address", help="HOST:PORT of the server, as the sites reach it")
     add_settings(init, "change a value of the experiment, as in fedtailor run; repeatable")
-    init.set_defaults(command=_init)
 
-    certs = _step(commands, "certs", "make the certificates and keys that are missing")
+    certs = _step(commands, "certs", _certs, "make the certificates and keys that are missing")
     certs.add_argument("--force", action="store_true", help="make all anew; the old ones are lost")
-    certs.set_defaults(command=_certs)
 
-    new = _step(commands, "add-site", "add a site that joins when the training is over")
+    new = _step(commands, "add-site", _add_site, "add a site that joins when the training is over")
     new.add_argument("--name", required=True)
     new.add_argument("--clients", type=int, default=1, metavar="N", help="default: 1")
-    new.set_defaults(command=_add_site)
 
-    server = _step(commands, "server", "start Flower's SuperLink, and let the sites in")
+    server = _step(commands, "server", _server, "start Flower's SuperLink, and let the sites in")
     _add_insecure(server)
-    server.set_defaults(command=_server)
 
-    client = _step(commands, "client", "start Flower's SuperNode at a site")
+    client = _step(commands, "client", _client, "start Flower's SuperNode at a site")
     client.add_argument("--site", required=True, metavar="NAME")
     client.add_argument("--data", required=True, help="the site's file, or a data set's name")
     add_settings(client, "another column or limit here, e.g. label=diagnosis; repeatable")
@@ -51,30 +49,34 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="tell the server how many examples of each class there are, for fedtailor advise",
     )  # fmt: skip
     _add_insecure(client)
-    client.set_defaults(command=_client)
 
-    run = _step(commands, "run", "run the experiment, or go on with it")
-    run.set_defaults(command=_run)
+    _step(commands, "run", _run, "run the experiment, or go on with it")
 
-    status = _step(commands, "status", "show the sites, Flower's runs and the rounds so far")
+    status = _step(
+        commands, "status", _status, "show the sites, Flower's runs and the rounds so far"
+    )
     add_json(status)
-    status.set_defaults(command=_status)
 
-    export = _step(commands, "export", "write a client's own model, at its site, for use elsewhere")
+    export = _step(
+        commands, "export", _export, "write a client's own model, at its site, for use elsewhere"
+    )
     _add_model(export)
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     export.add_argument("--merge", action="store_true", help="one full model, no adapter")
-    export.set_defaults(command=_export)
 
-    serving = _step(commands, "serve", "serve a client's own language model, at its site")
+    serving = _step(commands, "serve", _serve, "serve a client's own language model, at its site")
     _add_model(serving)
     add_endpoint(serving)
-    serving.set_defaults(command=_serve)
 
 
-def _step(commands: Any, name: str, what: str) -> argparse.ArgumentParser:
+def command(options: argparse.Namespace) -> None:
+    options.step(options)
+
+
+def _step(commands: Any, name: str, step: Step, what: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the deployment's folder")
+    parser.set_defaults(step=step)
     return parser
 
 

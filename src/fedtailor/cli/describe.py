@@ -1,4 +1,4 @@
-"""``fedtailor describe``: a method's paper, update and fields, or the fields of all sections."""
+"""``fedtailor describe``: a method's fields, update and paper."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >=
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument(
         "method",
         help="a name, FILE.py:CLASS or package.module:CLASS; or 'experiment', for the fields of an "
         "experiment file's sections",
     )
     add_json(parser)
-    parser.set_defaults(command=_describe)
 
 
-def _describe(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..runs.experiment import configured_method
 
     if options.method == "experiment":

@@ -10,12 +10,10 @@ from .options import add_json
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_json(parser, "what was found")
-    parser.set_defaults(command=_doctor)
 
 
-def _doctor(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..runs.doctor import Finding, findings
 
     def line(found: Finding) -> str:

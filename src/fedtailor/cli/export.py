@@ -12,7 +12,6 @@ from .options import add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_trained(parser)
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--client", help="a client's name or number; default: the global model")
@@ -20,10 +19,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_which(parser)
     parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.set_defaults(command=_export)
 
 
-def _export(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..export.folder import all_clients_of, export_trained
     from ..export.scores import ModelScores
     from ..runs.trained import open_trained

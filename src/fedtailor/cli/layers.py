@@ -13,7 +13,6 @@ from .options import add_experiment, add_json, at_least_one
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_experiment(parser)
     parser.add_argument("--method", metavar="LABEL", help="default: the first that has layers")
     parser.add_argument("--epochs", type=at_least_one, default=5, help="of each trial (default: 5)")
@@ -21,10 +20,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--patience", type=at_least_one, default=1, help="trials without a gain before the end"
     )
     add_json(parser, "the trials")
-    parser.set_defaults(command=_layers)
 
 
-def _layers(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from tabulate import tabulate
 
     from ..runs import experiment as experiments

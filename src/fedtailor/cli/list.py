@@ -1,4 +1,4 @@
-"""``fedtailor list``: the methods, and what is built in: experiments, data sets and models."""
+"""``fedtailor list``: list the methods, or the built-in experiments, data sets and models."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ _WIDTH = 100
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument(
         "what", nargs="?", choices=list(_LISTS), help="default: what there is to list"
     )
     add_json(parser)
-    parser.set_defaults(command=_list)
 
 
-def _list(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     if options.what is None:
         rows = [{"list": name, "what it is": what} for name, what in _LISTS.items()]
         text = "\n".join(f"fedtailor list {name:<13}{what}" for name, what in _LISTS.items())

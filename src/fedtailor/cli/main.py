@@ -15,32 +15,11 @@ import fedtailor
 from ..errors import InputError, one_line, unknown
 from ..user_code import own_faults
 
-_COMMANDS = {  # by name, each in a file of its own
-    "new": "write an experiment file for a table of your own",
-    "advise": "name methods to try for the clients of an experiment",
-    "run": "run an experiment file, or go on with a run directory",
-    "watch": "follow a run in the terminal, or as a page in the browser",
-    "merge": "put the parts of a grid that several machines ran together",
-    "rollback": "take methods that have diverged back to their best round",
-    "compare": "print the table of one or several runs",
-    "report": "draw one or several runs as one HTML file",
-    "list": "list the methods, or the built-in experiments, data sets and models",
-    "describe": "a method's fields, update and paper",
-    "check-method": "check that a method does what every method must",
-    "layers": "choose which upper layers to train",
-    "tune": "search for settings on validation data",
-    "predict": "use a model of a finished run",
-    "serve": "answer OpenAI's clients with a run's language models",
-    "audit": "say in numbers how much a run's models tell of its data",
-    "onboard": "let a new client join a finished run",
-    "export": "write a model of a finished run for use without this library",
-    "track": "give an experiment tracker what a run has committed",
-    "deploy": "run over Flower, at sites that keep their data",
-    "doctor": "check the installation, and say what to do",
-    "check": "look for damaged files in a run directory",
-}
-
-
+_COMMANDS = (  # each in a file of its own
+    "new", "advise", "run", "watch", "merge", "rollback", "compare", "report", "list",
+    "describe", "check-method", "layers", "tune", "predict", "serve", "audit", "onboard",
+    "export", "track", "deploy", "doctor", "check",
+)  # fmt: skip
 _GO_ON = ("run", "tune", "deploy")  # commands that keep what they have done
 
 
@@ -93,8 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     whole = _Parser(prog="fedtailor", description=fedtailor.__doc__)
     whole.add_argument("--version", action="version", version=f"fedtailor {fedtailor.__version__}")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for name, what in _COMMANDS.items():
+    for name in _COMMANDS:
+        module = import_module(f".{name.replace('-', '_')}", __package__)
+        _, _, what = str(module.__doc__).rstrip(".").partition(": ")
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-        command.set_defaults(parser=command)
-        import_module(f".{name.replace('-', '_')}", __package__).add(command)
+        module.add(command)
+        command.set_defaults(parser=command, command=module.command)
     return whole

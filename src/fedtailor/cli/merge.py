@@ -1,4 +1,4 @@
-"""``fedtailor merge``: one run directory from the parts of a grid that several machines ran."""
+"""``fedtailor merge``: put the parts of a grid that several machines ran together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from .options import add_json
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     parser.add_argument("--out", type=Path, required=True, help="the new run directory")
     add_json(parser, "the table")
-    parser.set_defaults(command=_merge)
 
 
-def _merge(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..report import compare, write
     from ..runs.merge import merge
 

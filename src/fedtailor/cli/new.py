@@ -1,4 +1,4 @@
-"""``fedtailor new``: write an experiment file for a table of one's own."""
+"""``fedtailor new``: write an experiment file for a table of your own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _FEW_ROWS = 10  # of a class
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument(
         "data",
         type=Path,
@@ -53,10 +52,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="ask nothing; take the guesses, as new always does outside a terminal",
     )  # fmt: skip
     add_json(parser, "what the table holds")
-    parser.set_defaults(command=_new)
 
 
-def _new(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     out = options.out or Path(f"{options.data.absolute().stem}.toml")
     if out.suffix != ".toml":
         raise InputError(f"--out {out}: an experiment file's name ends with .toml")

@@ -10,7 +10,6 @@ from .options import add_json, add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_trained(parser)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="the client's rows"
@@ -25,10 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace a client that joined under this name"
     )
     add_json(parser, "the result")
-    parser.set_defaults(command=_onboard)
 
 
-def _onboard(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from ..inference.onboard import onboard

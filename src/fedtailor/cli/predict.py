@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_trained(parser)
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--client", help="a client's name or number; default: the global model")
@@ -42,10 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens", type=at_least_one, default=32, metavar="N",
         help="of a language model's text",
     )  # fmt: skip
-    parser.set_defaults(command=_predict)
 
 
-def _predict(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..export.scores import ModelScores
     from ..inference import rows as tables
     from ..inference.model import count_trained_on, load_model, predict_by_client

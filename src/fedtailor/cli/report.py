@@ -9,7 +9,6 @@ from ..errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     parser.add_argument(
         "--out",
@@ -23,10 +22,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="also write the charts into this folder, each as SVG, PNG and PDF (extra figures)",
     )
-    parser.set_defaults(command=_report)
 
 
-def _report(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..report import save_figures, write
 
     if options.out is not None and options.out.suffix != ".html":

@@ -7,16 +7,14 @@ from pathlib import Path
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument(
         "--method", metavar="LABEL", help="this one alone, also if it has not diverged"
     )
     parser.add_argument("--seed", type=int, help="this seed alone (default: all)")
-    parser.set_defaults(command=_rollback)
 
 
-def _rollback(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..store.rollback import rollback
 
     for line in rollback(options.run, options.method, options.seed):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_experiment(parser, or_run=True)
     parser.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
     parser.add_argument(
@@ -42,10 +41,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what would run, with estimates of time, bytes and memory; write nothing",
     )
-    parser.set_defaults(command=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..engine.executors.process_group import init_process_group
     from ..profiling import Trace
     from ..report import compare, write

@@ -1,4 +1,4 @@
-"""``fedtailor serve``: a finished run's language models behind an OpenAI-compatible endpoint."""
+"""``fedtailor serve``: answer OpenAI's clients with a run's language models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_trained(parser)
     add_which(parser)
     add_endpoint(parser)
-    parser.set_defaults(command=_serve)
 
 
-def _serve(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..runs.trained import open_trained
     from ..serving.models import Models
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     parser.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
     parser.add_argument(
@@ -30,10 +29,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--follow", action="store_true", help="go on until every method has ended with every seed"
     )
     parser.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(command=_track)
 
 
-def _track(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..trackers.follow import track, until_closed
 
     wait = until_closed if options.until_closed else None

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     add_experiment(parser)
     parser.add_argument(
         "--grid",
@@ -28,10 +27,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, help="where candidates go (default: runs/NAME-tune)")
     add_json(parser, "the candidates")
-    parser.set_defaults(command=_tune)
 
 
-def _tune(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from tabulate import tabulate
 
     from ..runs.tune import best, load, search

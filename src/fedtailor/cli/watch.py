@@ -23,7 +23,6 @@ _WIDTH = 120  # of a table without a terminal
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give ``parser`` the command's options."""
     what = "a run directory, or a deployment's folder"
     parser.add_argument("run", type=Path, metavar="RUN", help=what)
     parser.add_argument("--once", action="store_true", help="show how the run stands, and end")
@@ -36,10 +35,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="serve a page that follows the run, port: 8080; host: 127.0.0.1, which only this "
         "machine reaches",
     )
-    parser.set_defaults(command=_watch)
 
 
-def _watch(options: argparse.Namespace) -> None:
+def command(options: argparse.Namespace) -> None:
     from ..watch.follow import Follower
 
     if options.serve is not None and (options.once or options.json):
