@@ -13,7 +13,7 @@ from rich.console import Console
 from fedtailor.store.run_directory import locked
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.state import State
-from fedtailor.watch.terminal import Screen, View
+from fedtailor.watch.terminal import View
 
 MakeRun = Callable[..., Path]
 
@@ -59,14 +59,3 @@ def test_a_low_terminal_keeps_the_method_that_runs(make_run: MakeRun) -> None:
     assert any(line.startswith(" m19") and "running" in line for line in lines)
     assert "and 15 more" in lines
     assert sum(line.startswith(" m") for line in shown(View(state))) == 31  # with "method"
-
-
-def test_a_screen_leaves_the_terminal_as_it_was(make_run: MakeRun) -> None:
-    out = make_run(done=6)
-    with Path("/dev/null").open("w") as file:
-        console = Console(file=file, record=True, force_terminal=True, width=100)
-        screen = Screen(console)
-        screen.show(Follower(out).look())
-        screen.close()
-        text = console.export_text(styles=True)
-    assert "interrupted" in text

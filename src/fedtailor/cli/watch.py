@@ -97,14 +97,14 @@ def _looks(follower: Follower) -> Iterator[RunState]:
 
 
 def _follow_in_terminal(follower: Follower) -> None:
-    from ..watch.terminal import Screen
+    from rich.console import Console
+    from rich.live import Live
 
-    screen = Screen()
-    try:
-        for state in _looks(follower):
-            screen.show(state)
-    finally:
-        screen.close()
+    from ..watch.terminal import View
+
+    with Live(console=Console(), auto_refresh=False) as live:
+        for state in _looks(follower):  # each in place of the one before; the last one stays
+            live.update(View(state, is_last=state.is_over), refresh=True)
 
 
 def _follow_in_lines(follower: Follower) -> None:

@@ -28,6 +28,17 @@ class State(StrEnum):
 Points = tuple[tuple[int, float], ...]  # round, value
 
 
+def thinned(points: Points, most: int) -> Points:
+    """Return at most so many points of a curve, evenly thinned out; the last one stays.
+
+    >>> points = thinned(tuple((number, 0.5) for number in range(1, 1002)), 200)
+    >>> points[:2], points[-1], len(points)
+    (((5, 0.5), (11, 0.5)), (1001, 0.5), 167)
+    """
+    step = max(1, -(-len(points) // most))
+    return points[(len(points) - 1) % step :: step]
+
+
 @dataclass(frozen=True)
 class RoundScore:
     """A mean over clients on validation data, after ``round``."""

@@ -6,14 +6,13 @@ import re
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import one_line
 from ..units import fixed, seconds_text, si
-from .state import Points, RunState, State, TrialState
+from .state import Points, RunState, State, TrialState, thinned
 
 _BARS = "▁▂▃▄▅▆▇█"
 # columns of a terminal that has room for all of the table, and for all but two columns of it
@@ -35,30 +34,12 @@ def sparkline(points: Points, width: int) -> str:
     >>> sparkline(((1, 0.0), (2, 0.5), (3, 1.0)), 10), sparkline(((1, 2.0),), 10)
     ('▁▅█', '▁')
     """
-    step = max(1, -(-len(points) // width))
-    values = [value for _, value in points[(len(points) - 1) % step :: step]]
+    values = [value for _, value in thinned(points, width)]
     if not values:
         return ""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[int((value - low) * scale + 0.5)] for value in values)
-
-
-class Screen:
-    """Shows a run in a terminal, in place, until it is closed; then the whole table stays."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
-        self._live = Live(console=self._console, auto_refresh=False)
-        self._live.start()
-
-    def show(self, state: RunState) -> None:
-        """Show the state in place of the one before."""
-        self._live.update(View(state, is_last=state.is_over), refresh=True)
-
-    def close(self) -> None:
-        """Leave the terminal as it is, with the cursor below."""
-        self._live.stop()
 
 
 class View:

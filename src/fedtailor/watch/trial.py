@@ -15,7 +15,7 @@ from ..store.metrics import Metric, best_round, higher_is_better
 from ..store.read import read_samples
 from ..trackers.trial import TrackedTrial, Values
 from .files import Lines, Mark, mark_of
-from .state import Points, RoundScore, State, TrialState
+from .state import RoundScore, State, TrialState, thinned
 
 _POINTS = 200  # of a curve; more are thinned out
 _LATELY = 5  # refusals that are named
@@ -80,8 +80,8 @@ class FollowedTrial:
             seconds=so_far,
             seconds_a_round=so_far / self.timed if self.timed else None,
             bytes=round(max(self._curve("bytes/so_far").values(), default=0)),
-            curve=_thinned(own),
-            losses=_thinned(losses),
+            curve=thinned(tuple(own.items()), _POINTS),
+            losses=thinned(tuple(losses.items()), _POINTS),
             samples=in_words(samples, self._names),
             written=written,
         )
@@ -137,15 +137,3 @@ class _Refused:
 
 def _score(scores: Mapping[int, float], number: int) -> RoundScore | None:
     return RoundScore(number, scores[number]) if number in scores else None
-
-
-def _thinned(values: Mapping[int, float]) -> Points:
-    """The points of a curve by round, evenly thinned out; the last one stays.
-
-    >>> points = _thinned({number: 0.5 for number in range(1, 1002)})
-    >>> points[:2], points[-1], len(points)
-    (((5, 0.5), (11, 0.5)), (1001, 0.5), 167)
-    """
-    points = tuple(values.items())
-    step = -(-len(points) // _POINTS)
-    return points[(len(points) - 1) % step :: step] if step > 1 else points
