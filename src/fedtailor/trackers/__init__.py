@@ -4,4 +4,6 @@ A tracker reads the run directory, as the report does, so a run's numbers don't 
 method with a seed is one run of the tracker, every round one of its steps.
 """
 
-TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
+TRACKERS = {  # by package, in whose module here is the class
+    "tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB", "trackio": "Trackio"
+}  # fmt: skip

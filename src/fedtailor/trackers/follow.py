@@ -68,7 +68,8 @@ def track(
     every = trials(run)
     module = import_module(f".{to}", __package__)
     try:
-        return _follow(every, module.tracker(run, project), wait or _sleep if follow else None)
+        tracker = getattr(module, TRACKERS[to])(run, project)
+        return _follow(every, tracker, wait or _sleep if follow else None)
     except module.ERRORS as error:
         raise InputError(f"{to}: {' '.join(str(error).split())}") from error
 

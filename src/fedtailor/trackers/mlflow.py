@@ -66,6 +66,3 @@ class MLflow(Tracker):
         elif trial.has_ended:
             status = "FAILED" if trial.commit.diverged else "FINISHED"
             self._client.set_terminated(self._run, status)
-
-
-tracker = MLflow

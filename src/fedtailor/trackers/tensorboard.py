@@ -31,7 +31,7 @@ class TensorBoard(Tracker):
         self._folder = run / "tensorboard" if project is None else Path(project)
         if self._folder.is_file():
             raise InputError(f"--project {project} is a file; with tensorboard it must be a folder")
-        self._writer: EventFileWriter | None = None
+        self._writer: EventFileWriter
         self._last = 0
 
     def begin(self, trial: TrackedTrial) -> int:
@@ -53,20 +53,13 @@ class TensorBoard(Tracker):
         self._last = number
 
     def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
-        assert self._writer is not None
         if result is not None:
             numbers = {name: v for name, v in result.items() if not isinstance(v, str)}
             self.log(self._last, numbers)
         self._writer.close()
-        self._writer = None
 
     def flush(self) -> None:
-        assert self._writer is not None
         self._writer.flush()
 
     def _add(self, summary: Summary, number: int) -> None:
-        assert self._writer is not None
         self._writer.add_event(Event(wall_time=time.time(), step=number, summary=summary))
-
-
-tracker = TensorBoard

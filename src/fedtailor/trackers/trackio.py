@@ -19,7 +19,7 @@ class Trackio(Tracker):
 
     def __init__(self, run: Path, project: str | None) -> None:
         self._project = project
-        self._run: trackio.Run | None = None
+        self._run: trackio.Run
         self._last = 0
 
     def begin(self, trial: TrackedTrial) -> int:
@@ -38,16 +38,10 @@ class Trackio(Tracker):
         return self._last
 
     def log(self, number: int, values: Values) -> None:
-        assert self._run is not None
         self._run.log(dict(values), step=number)
         self._last = number
 
     def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
-        assert self._run is not None
         if result is not None:
             self._run.log(dict(result), step=self._last)
         self._run.finish()
-        self._run = None
-
-
-tracker = Trackio

@@ -28,7 +28,7 @@ class WandB(Tracker):
 
     def __init__(self, run: Path, project: str | None) -> None:
         self._project = project
-        self._run: wandb.Run | None = None
+        self._run: wandb.Run
 
     def begin(self, trial: TrackedTrial) -> int:
         name = str(trial.experiment["name"])
@@ -36,7 +36,7 @@ class WandB(Tracker):
         quiet = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
         )
-        run = wandb.init(
+        self._run = wandb.init(
             project=self._project or name,
             group=name,
             name=trial.name,
@@ -46,19 +46,12 @@ class WandB(Tracker):
             reinit="create_new",
             settings=quiet,
         )
-        self._run = run
-        return run.step - 1 if run.resumed else 0
+        return self._run.step - 1 if self._run.resumed else 0
 
     def log(self, number: int, values: Values) -> None:
-        assert self._run is not None
         self._run.log(values, step=number)
 
     def end(self, trial: TrackedTrial, result: Mapping[str, float | str] | None) -> None:
-        assert self._run is not None
         if result is not None:
             self._run.summary.update(dict(result))
         self._run.finish(1 if trial.commit.diverged else 0)
-        self._run = None
-
-
-tracker = WandB
