@@ -17,7 +17,7 @@ from ..store.read import Run, StrPath, read_all
 from ..units import si
 from . import drawing, select
 from .cells import ranked, text_tables
-from .charts.content import ClientGroup, Json, content, groups
+from .charts.content import Groups, Json, content, groups
 from .charts.every_client import every_client
 from .charts.pictures import pictures
 from .clients import worst_table
@@ -82,7 +82,7 @@ def _write(text: str, out: Path) -> None:
 
 def compared(
     paths: StrPath | Sequence[StrPath],
-) -> tuple[list[Entry], Table, list[ClientGroup], Json, list[Run]]:
+) -> tuple[list[Entry], Table, Groups, Json, list[Run]]:
     """Read the runs: their methods, the table of results, the divisions, what charts show."""
     runs = read_all(paths)
     entries = select.entries(runs)

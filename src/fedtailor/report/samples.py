@@ -21,14 +21,6 @@ class ShownSample:
     answers: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class MethodSamples:
-    """What the models of a method have written after a round."""
-
-    title: str
-    samples: Sequence[ShownSample]
-
-
 def in_words(samples: Sequence[Sample], names: Sequence[str]) -> tuple[ShownSample, ...]:
     """Return samples with words for the models; ``names`` are those of the clients, if they have
     some."""
@@ -47,10 +39,10 @@ def in_words(samples: Sequence[Sample], names: Sequence[str]) -> tuple[ShownSamp
     )
 
 
-def method_samples(entries: Sequence[Entry]) -> list[MethodSamples]:
-    """Return what each method's models have written, with the first seed, after the round that is
-    closest to the reported one; without methods that have written nothing."""
-    found = []
+def method_samples(entries: Sequence[Entry]) -> dict[str, Sequence[ShownSample]]:
+    """Return by title what each method's models have written, with the first seed, after the round
+    that is closest to the reported one; without methods that have written nothing."""
+    found = {}
     for entry in entries:
         for trial, selected in reported(entry)[:1]:
             last = trial.commit.round
@@ -58,5 +50,5 @@ def method_samples(entries: Sequence[Entry]) -> list[MethodSamples]:
             if samples:
                 names = entry.run.partitions[trial.seed].names or ()
                 title = f"{entry.label}, after round {number}"
-                found.append(MethodSamples(title, in_words(samples, names)))
+                found[title] = in_words(samples, names)
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..store.metrics import Metric
 from .attacks import attack_maps
 from .charts import maps, specs
-from .charts.content import ClientGroup, Json
+from .charts.content import Groups, Json
 from .costs import COSTS, is_wide
 from .select import Entry
 from .table import Table
@@ -89,7 +89,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
 
 
 def sections(
-    entries: Sequence[Entry], comparison: Table, content: Json, groups: Sequence[ClientGroup]
+    entries: Sequence[Entry], comparison: Table, content: Json, groups: Groups
 ) -> Iterator[Section]:
     """Yield the sections with charts, in the page's order."""
     metric = comparison.metric
@@ -158,11 +158,11 @@ def ahead(comparison: Table, content: Json) -> list[Section]:
     return [Section("ahead", "Ahead of training alone", words, ["ahead"])]
 
 
-def _sampled(groups: Sequence[ClientGroup]) -> str:
-    if all(len(group.clients) == group.partition.clients for group in groups):
+def _sampled(groups: Groups) -> str:
+    if all(len(group.clients) == group.partition.clients for group in groups.values()):
         return ""
-    shown = max(len(group.clients) for group in groups)
-    most = max(group.partition.clients for group in groups)
+    shown = max(len(group.clients) for group in groups.values())
+    most = max(group.partition.clients for group in groups.values())
     return f" Of up to {most:,} clients {shown} are shown as dots; the boxes count all."
 
 
@@ -221,7 +221,7 @@ def _confusion(content: Json) -> Iterator[Section]:
         )
 
 
-def _labels(content: Json, groups: Sequence[ClientGroup]) -> Section:
+def _labels(content: Json, groups: Groups) -> Section:
     of = content["groups"]
     controls = [Control("group", "Clients of", [one["title"] for one in of])] if len(of) > 1 else []
     if any(one["labels"] is None for one in of):

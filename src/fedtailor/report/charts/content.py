@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,40 +32,36 @@ Json = dict[str, Any]
 class ClientGroup:
     """The shown clients of one division."""
 
-    division: Division
+    number: int
     title: str
     partition: Partition
-    clients: tuple[int, ...]  # their numbers
+    clients: Sequence[int]  # their numbers
 
-    def positions(self, clients: Sequence[int]) -> dict[int, int]:
-        """Return the positions of those of ``clients`` that are shown, by number."""
-        place = {client: position for position, client in enumerate(self.clients)}
-        return {client: place[client] for client in clients if client in place}
+    @cached_property
+    def place(self) -> Mapping[int, int]:
+        """The positions of the shown clients, by number."""
+        return {client: position for position, client in enumerate(self.clients)}
 
 
-def groups(entries: Sequence[Entry]) -> list[ClientGroup]:
-    """Return the divisions of all runs, each once."""
+Groups = Mapping[Division, ClientGroup]
+
+
+def groups(entries: Sequence[Entry]) -> Groups:
+    """Return the divisions of all runs."""
     found: dict[Division, ClientGroup] = {}
     several = len({str(entry.run.path) for entry in entries}) > 1
     for entry in entries:
         for trial in entry.trials:
-            division = division_of(entry.run, trial.seed)
-            if division in found:
-                continue
             partition = entry.run.partitions[trial.seed]
             count = min(partition.clients, MAX_CLIENTS)
             clients = np.linspace(0, partition.clients - 1, count).astype(int).tolist()
             title = f"{entry.run_name}, seed {trial.seed}" if several else f"seed {trial.seed}"
-            found[division] = ClientGroup(division, title, partition, tuple(clients))
-    return list(found.values())
+            group = ClientGroup(len(found), title, partition, clients)
+            found.setdefault(division_of(entry.run, trial.seed), group)
+    return found
 
 
-def places_of(of: Sequence[ClientGroup]) -> dict[Division, int]:
-    """Return the number of each division's group."""
-    return {group.division: number for number, group in enumerate(of)}
-
-
-def content(entries: Sequence[Entry], comparison: Table, of: Sequence[ClientGroup]) -> Json:
+def content(entries: Sequence[Entry], comparison: Table, of: Groups) -> Json:
     """Return what all charts but the methods' pictures show."""
     metric = comparison.metric
     return {
@@ -75,7 +72,7 @@ def content(entries: Sequence[Entry], comparison: Table, of: Sequence[ClientGrou
             "higher": higher_is_better(metric),
         },
         "methods": [entry.label for entry in entries],
-        "groups": [_group(group) for group in of],
+        "groups": [_group(group) for group in of.values()],
         "curves": columns_of(_curves(entries, metric)),
         "results": columns_of(_results(entries, metric, of)),
         "boxes": columns_of(_boxes(entries, metric)),
@@ -107,7 +104,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _group(group: ClientGroup) -> Json:
-    partition, clients = group.partition, list(group.clients)
+    partition, clients = group.partition, group.clients
     labels = None if partition.labels is None else partition.labels[clients].tolist()
     clusters = None if partition.clusters is None else partition.clusters[clients].tolist()
     order = [] if labels is None else sorted(range(len(clients)), key=lambda k: (
@@ -146,15 +143,14 @@ def _curves(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
                 }
 
 
-def _results(entries: Sequence[Entry], metric: Metric, of: Sequence[ClientGroup]) -> Iterator[Json]:
-    factor, place = scale_of(metric)[0], places_of(of)
+def _results(entries: Sequence[Entry], metric: Metric, of: Groups) -> Iterator[Json]:
+    factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
         for trial, selected in reported(entry):
-            group = place[division_of(entry.run, trial.seed)]
-            at = of[group].positions(selected.test.clients)
+            group = of[division_of(entry.run, trial.seed)]
             for client, value, _ in scores(selected.test, metric):
-                if client in at:
-                    where = {"method": position, "group": group, "client": at[client]}
+                if (at := group.place.get(client)) is not None:
+                    where = {"method": position, "group": group.number, "client": at}
                     yield where | {"value": number(factor * value)}
 
 
@@ -260,26 +256,23 @@ def _confusions(entries: Sequence[Entry]) -> Iterator[Json]:
             yield {"method": position, "classes": classes, "counts": total.tolist()}
 
 
-def _client_curves(
-    entries: Sequence[Entry], metric: Metric, of: Sequence[ClientGroup]
-) -> Iterator[Json]:
-    factor, place = scale_of(metric)[0], places_of(of)
+def _client_curves(entries: Sequence[Entry], metric: Metric, of: Groups) -> Iterator[Json]:
+    factor = scale_of(metric)[0]
     for position, entry in enumerate(entries):
         for trial in entry.trials:
             tests = by_round(trial, "personal", "test")
             rounds = sorted(tests)
             kept = np.linspace(0, len(rounds) - 1, min(len(rounds), _MAX_ROUNDS)).round()
             rounds = [rounds[int(at)] for at in sorted(set(kept.tolist()))]
-            group = place[division_of(entry.run, trial.seed)]
-            values = np.full((len(rounds), len(of[group].clients)), np.nan)
+            group = of[division_of(entry.run, trial.seed)]
+            values = np.full((len(rounds), len(group.clients)), np.nan)
             for row, when in enumerate(rounds):
-                at = of[group].positions(tests[when].clients)
                 for client, value, _ in scores(tests[when], metric):
-                    if client in at:
-                        values[row, at[client]] = factor * value
+                    if (at := group.place.get(client)) is not None:
+                        values[row, at] = factor * value
             yield {
                 "method": position,
-                "group": group,
+                "group": group.number,
                 "rounds": rounds,
                 "values": [[number(x, 3) for x in row] for row in values.tolist()],
             }

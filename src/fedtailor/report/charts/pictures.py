@@ -15,7 +15,7 @@ from ...store.read import Trial
 from ...store.records import Counts
 from ..differences import division_of
 from ..select import Entry
-from .content import ClientGroup, Json, places_of
+from .content import ClientGroup, Groups, Json
 
 _MAX_CELLS = 240_000  # of all pictures of a page
 _MAX_COLUMNS = 96
@@ -147,7 +147,7 @@ PICTURES: Mapping[str, Picture] = {
 }
 
 
-def pictures(entries: Sequence[Entry], of: Sequence[ClientGroup]) -> list[Json]:
+def pictures(entries: Sequence[Entry], of: Groups) -> list[Json]:
     """Return a picture for each method and seed that has one, with the rounds that fit."""
     found = [
         (position, entry, trial, steps)
@@ -156,14 +156,13 @@ def pictures(entries: Sequence[Entry], of: Sequence[ClientGroup]) -> list[Json]:
         for trial in entry.trials
         if (steps := [*_steps(trial, PICTURES[entry.method].tensor)])
     ]
-    place = places_of(of)
     budget = _MAX_CELLS // max(len(found), 1)
     contents = []
     for position, entry, trial, steps in found:
-        number = place[division_of(entry.run, trial.seed)]
-        picture = _content(PICTURES[entry.method], steps, of[number], budget)
+        group = of[division_of(entry.run, trial.seed)]
+        picture = _content(PICTURES[entry.method], steps, group, budget)
         if picture is not None:
-            contents.append({"method": position, "group": number, **picture})
+            contents.append({"method": position, "group": group.number, **picture})
     return contents
 
 
@@ -178,14 +177,14 @@ def _steps(trial: Trial, name: str) -> Iterator[Snapshot]:
 def _content(
     picture: Picture, steps: Sequence[Snapshot], group: ClientGroup, budget: int
 ) -> Json | None:
-    at = group.positions(np.unique(np.concatenate([clients for _, clients, _ in steps])).tolist())
+    known = np.unique(np.concatenate([clients for _, clients, _ in steps])).tolist()
+    numbers = [client for client in known if client in group.place]
     columns = steps[-1][2].shape[1]
     shown = np.unique(np.linspace(0, columns - 1, min(columns, _MAX_COLUMNS)).round().astype(int))
-    if not at or not columns:
+    if not numbers or not columns:
         return None
-    fit = max(2, budget // (len(at) * len(shown)))
+    fit = max(2, budget // (len(numbers) * len(shown)))
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), fit)).round().astype(int))
-    numbers = list(at)  # the clients, in the order of their positions
     row = {client: place for place, client in enumerate(numbers)}
     x = np.full((len(kept), len(numbers), len(shown)), np.nan)
     for place, step in enumerate(kept):
@@ -213,7 +212,7 @@ def _content(
         "lastReach": _ends(x[-1]),
         "rounds": [steps[step][0] for step in kept],
         "columns": shown.tolist(),
-        "clients": [at[numbers[place]] for place in order],
+        "clients": [group.place[numbers[place]] for place in order],
         **_packed(x[:, order]),
     }
 
