@@ -18,10 +18,9 @@ from tests.trackers.test_tensorboard import FINAL, scalars
 Grow = Callable[[int], Path]
 
 
-def test_following_ends_with_the_last_method(grow: Grow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_ends_with_the_last_method(grow: Grow) -> None:
     run, looks = grow(2), iter([4, 8])
-    monkeypatch.setattr(follow, "_sleep", lambda seconds: not grow(next(looks)))
-    track(run, "tensorboard", follow=True)
+    track(run, "tensorboard", follow=True, wait=lambda seconds: not grow(next(looks)))
     for label in ("fedavg", "fedsdg"):
         steps = [step for step, _ in scalars(run, label)["train/loss"]]
         assert steps == list(range(1, 9))

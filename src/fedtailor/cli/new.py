@@ -158,9 +158,8 @@ def _columns(table: Survey, roles: Roles | None = None) -> str:
         for c in table.columns
     ]
     headers = ["column", "holds", "values", "empty", "used as"]
-    if roles is None:
-        return tabulate([row[:4] for row in rows], headers[:4], disable_numparse=[0])
-    return tabulate(rows, headers, disable_numparse=[0])
+    shown = 4 if roles is None else 5
+    return tabulate([row[:shown] for row in rows], headers[:shown], disable_numparse=[0])
 
 
 def _described(

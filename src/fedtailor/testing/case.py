@@ -98,11 +98,8 @@ class Case:
 
     def first_round(self, client: int) -> ClientRound:
         """Return a client's first round; checks look at it and don't change it."""
-        if client not in self._first_rounds:
-            self._first_rounds[client] = self._first_round(client)
-        return self._first_rounds[client]
-
-    def _first_round(self, client: int) -> ClientRound:
+        if client in self._first_rounds:
+            return self._first_rounds[client]
         method, task = self.method, self.task()
         clients = self.subject.federation.num_clients
         received = method.send(task, method.init_server(task, clients, random.key(0)), client)
@@ -118,7 +115,8 @@ class Case:
                     f"a client's round changes {name}, which it has {what}, in place; make new "
                     "tensors",
                 )
-        return ClientRound(received, upload, kept)
+        self._first_rounds[client] = ClientRound(received, upload, kept)
+        return self._first_rounds[client]
 
     def run(self, path: Path, until: int | None = None) -> Run:
         """Begin a run in ``path``, or go on with it; where it stops after a round, its log is torn,

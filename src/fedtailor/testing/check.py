@@ -94,15 +94,13 @@ def refusal(method: Method, subject: Subject) -> str:
 
 
 def _outcome(check: Callable[[Case], None], case: Case) -> Outcome:
-    name = check.__name__.replace("_", " ")
+    problem = ""
     try:
         with own_faults():
             check(case)
     except CheckFailedError as error:
-        return Outcome(name, case.subject.name, str(error))
+        problem = str(error)
     except (InputError, *_FAULTS) as error:
         text = " ".join(str(error).split())[:300]
-        is_named = isinstance(error, InputError)
-        problem = text if is_named else f"{type(error).__name__}: {text}"
-        return Outcome(name, case.subject.name, problem)
-    return Outcome(name, case.subject.name)
+        problem = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
+    return Outcome(check.__name__.replace("_", " "), case.subject.name, problem)

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,7 @@ from .trial import TrackedTrial, Values, trials
 
 _PAUSE = 1.0  # seconds between two looks at the run directory
 
-Wait = Callable[[float], bool]  # seconds; whether that was the end
+Wait = Callable[[float], bool | None]  # seconds; True: that was the end
 
 
 class Tracker(Protocol):
@@ -69,22 +70,20 @@ def track(
     module = import_module(f".{to}", __package__)
     try:
         tracker = getattr(module, TRACKERS[to])(run, project)
-        return _follow(every, tracker, wait or _sleep if follow else None)
+        return _follow(every, tracker, wait or time.sleep if follow else None)
     except module.ERRORS as error:
         raise InputError(f"{to}: {' '.join(str(error).split())}") from error
 
 
 def _follow(every: Sequence[TrackedTrial], tracker: Tracker, wait: Wait | None) -> int:
-    feed, is_over = _Feed(tracker), wait is None
-    try:
+    with closing(_Feed(tracker)) as feed:
+        is_over: bool | None = False
         while True:
             for trial in every:
                 feed.take(trial)
             if wait is None or is_over or all(trial.has_ended for trial in every):
                 return feed.added
             is_over = wait(_PAUSE)
-    finally:
-        feed.close()
 
 
 def check_installed(to: str) -> None:
@@ -134,11 +133,6 @@ class _Feed:
             is_done = trial.has_ended or trial.commit.stopped
             has_result = self._is_new and is_done and not trial.was_rolled_back(self._key)
             self._tracker.end(trial, trial.result() if has_result else None)
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 def until_closed(seconds: float) -> bool:

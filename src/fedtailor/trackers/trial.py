@@ -123,7 +123,7 @@ class TrackedTrial:
         test data, at the reported round."""
         run = read(self.run, (self.label, self.seed))
         row = asdict(table([run]).rows[0])
-        found: dict[str, float | str] = {"reported/state": row["progress"] or "finished"}
+        found: Values = {}
         for model in ("personal_model", "global_model", "novel_clients"):
             of_model = row.pop(model) or {}
             short = model.partition("_")[0]
@@ -135,9 +135,7 @@ class TrackedTrial:
         sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
         costs = (*sizes, "flops", "seconds", "simulated_seconds")
         found |= {f"reported/{name}": row[name] for name in costs if row[name] is not None}
-        texts = {name: value for name, value in found.items() if isinstance(value, str)}
-        numbers = {name: float(v) for name, v in found.items() if not isinstance(v, str)}
-        return {**texts, **_numbers(numbers)}
+        return {"reported/state": row["progress"] or "finished", **_numbers(found)}
 
 
 def trials(run: Path) -> list[TrackedTrial]:

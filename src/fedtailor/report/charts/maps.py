@@ -31,7 +31,7 @@ def labels_of_clients(names: Sequence[str]) -> Json:
         ("name", "n", "client"), ("class", "n", "class"), ("count", "q", "examples"),
         ("share", "q", "% of the client's"),
     )  # fmt: skip
-    return _without(0, "count", _map(
+    return _without("count", _map(
         "labels", ("name", "client"), ("class", "class"), tooltip,
         {"field": "count", "title": "examples (square-root scale)", "scale": {"type": "sqrt"}},
         18, names,
@@ -53,7 +53,7 @@ def picture(content: Json) -> Json:
     colour = {"field": "value", "title": value, "scale": scale}
     step = max(5, min(14, 560 // len(content["clients"])))
     of_map = _map("cells", ("column", content["column"]), ("name", "client"), tooltip, colour, step)
-    return _without(0, "value", of_map, "#8886") if content["drops"] else of_map
+    return _without("value", of_map, "#8886") if content["drops"] else of_map
 
 
 def _dots(content: Json) -> Json:
@@ -84,10 +84,10 @@ def _dots(content: Json) -> Json:
     return chart("cells", f"{value} by client", 280, {"layer": [dots, ring]})
 
 
-def _without(value: float, field: str, of_map: Json, colour: str) -> Json:
-    """Give the cells of one value a colour of their own."""
+def _without(field: str, of_map: Json, colour: str) -> Json:
+    """Give the cells of value 0 a colour of their own."""
     encoding = of_map["layer"][0]["encoding"]
-    condition = {"test": f"datum.{field} == {value}", "value": colour}
+    condition = {"test": f"datum.{field} == 0", "value": colour}
     encoding["color"] = {"condition": condition, **encoding["color"]}
     return of_map
 

@@ -46,16 +46,16 @@ def layer(mark: Json, encoding: Json, *transform: Json, data: str = "") -> Json:
     return found | ({"data": {"name": data}} if data else {})
 
 
-def touch(places: Json, words: Sequence[Json], size: int = 160) -> Json:
+def touch(places: Json, words: Sequence[Json]) -> Json:
     """Return a layer without colour that says what is under the pointer."""
-    mark = {"type": "circle", "size": size, "opacity": 0.001}
+    mark = {"type": "circle", "size": 160, "opacity": 0.001}
     return layer(mark, {**places, "tooltip": words})
 
 
-def picked(mark: str, encoding: Json, *transform: Json, data: str = "", **look: Any) -> Json:
+def picked(mark: str, encoding: Json, *transform: Json, **look: Any) -> Json:
     """Return a layer that marks the picked client."""
     is_picked = {"filter": "picked != null && datum.key == picked"}
-    return layer({"type": mark, **look}, encoding, *transform, is_picked, data=data)
+    return layer({"type": mark, **look}, encoding, *transform, is_picked)
 
 
 def by_round() -> Json:
