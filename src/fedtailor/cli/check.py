@@ -25,10 +25,8 @@ def command(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
-        for problem in found.problems:
-            print(problem)
-        for note in found.notes:
-            print(note)
+        for line in (*found.problems, *found.notes):
+            print(line)
         print(f"{options.run}: {found.intact} files intact, {len(found.problems)} damaged")
         if found.problems and (again := _again(options.run, found.problems)):
             print(f"without a copy, these commands train the damaged methods again:\n{again}")

@@ -70,6 +70,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise InputError("fedtailor deploy needs Flower: pip install 'fedtailor[flower]'")
     options.step(options)
 
 
@@ -94,19 +96,12 @@ def _add_insecure(parser: argparse.ArgumentParser) -> None:
 
 
 def _open(folder: Path) -> Deployment:
-    _need_flower()
     from ..deploy.folder import open_folder
 
     return open_folder(folder)
 
 
-def _need_flower() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise InputError("fedtailor deploy needs Flower: pip install 'fedtailor[flower]'")
-
-
 def _init(options: argparse.Namespace) -> None:
-    _need_flower()
     from ..deploy.folder import ADDRESS, init
 
     sites = [name.strip() for name in options.sites.split(",")]
@@ -141,14 +136,13 @@ def _add_site(options: argparse.Namespace) -> None:
     deployment = add_site(deployment, options.name, options.clients)
     folder, clients = deployment.folder, deployment.clients(options.name)
     print(f"site {options.name}: clients {', '.join(map(str, clients))}")
+    keys = ""
     if deployment.certificate("ca.crt").exists():
         for path in make(deployment):
             print(f"made {path.relative_to(folder)}")
         when = "is let in" if let_in(deployment) else "is let in when the server starts"
         print(f"site {options.name} {when}")
         keys = f" certs/ca.crt keys/{options.name}"
-    else:
-        keys = ""
     own_files = "".join(f" {file}" for file in deployment.own_files)
     print(f"site {options.name} needs: deploy.toml experiment.toml{own_files}{keys}")
     print(f"there: fedtailor deploy client DIR --site {options.name} --data FILE")

@@ -14,17 +14,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    from ..runs.doctor import Finding, findings
-
-    def line(found: Finding) -> str:
-        advice = f": {found.advice}" if found.advice else ""
-        return f"{found.status:<9}{found.text}{advice}"
+    from ..runs.doctor import findings
 
     found = []
     for finding in findings():
         found.append(finding)
         if not options.json:
-            print(line(finding), flush=True)
+            advice = f": {finding.advice}" if finding.advice else ""
+            print(f"{finding.status:<9}{finding.text}{advice}", flush=True)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=2))
     if any(finding.status == "problem" for finding in found):

@@ -38,10 +38,8 @@ def command(options: argparse.Namespace) -> None:
     if doubts := scores.doubts(clients):
         print(f"fedtailor: {doubts}", file=sys.stderr)
     if rounding := trained.experiment.model.rounding:
-        print(
-            f"note: trained on a base in {rounding}; this is of its unrounded weights",
-            file=sys.stderr,
-        )
+        said = f"note: trained on a base in {rounding}; this is of its unrounded weights"
+        print(said, file=sys.stderr)
     say_how_to_try(out)
 
 

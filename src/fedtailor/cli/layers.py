@@ -43,14 +43,9 @@ def command(options: argparse.Namespace) -> None:
         print(as_json(rows, 2))
         return
     table = [
-        {
-            "from": trial.layers[0],
-            "trained": trial.trained,
-            "accuracy": f"{100 * trial.accuracy:.1f}",
-            "": "chosen" if trial is best else "",
-        }
-        for trial in trials
+        (one.layers[0], one.trained, f"{100 * one.accuracy:.1f}", "chosen" if one is best else "")
+        for one in trials
     ]
-    align = ("left", "right", "right", "left")
-    print(tabulate(table, "keys", colalign=align, disable_numparse=True))
+    header, align = ("from", "trained", "accuracy", ""), ("left", "right", "right", "left")
+    print(tabulate(table, header, colalign=align, disable_numparse=True))
     print(f"\nlayers = {json.dumps(list(best.layers))}")

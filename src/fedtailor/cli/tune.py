@@ -49,18 +49,14 @@ def command(options: argparse.Namespace) -> None:
         rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in outcomes]
         print(as_json(rows, 2))
         return
-    table = [
-        {
-            "method": outcome.label,
-            "settings": ", ".join(f"{k} = {_short(v)}" for k, v in outcome.settings.items()),
-            "validation": _result(outcome),
-            "round": outcome.round,
-            "": "chosen" if outcome in chosen else "",
-        }
-        for outcome in outcomes
-    ]
+    table = []
+    for outcome in outcomes:
+        settings = ", ".join(f"{name} = {_short(v)}" for name, v in outcome.settings.items())
+        mark = "chosen" if outcome in chosen else ""
+        table.append((outcome.label, settings, _result(outcome), outcome.round, mark))
+    header = ("method", "settings", "validation", "round", "")
     align = ("left", "left", "right", "right", "left")
-    print(tabulate(table, "keys", colalign=align, disable_numparse=True))
+    print(tabulate(table, header, colalign=align, disable_numparse=True))
     if not any(chosen):
         raise InputError("no candidate has a result; lower the learning rates in [tune.space]")
     run = shlex.join(["fedtailor", "run", str(out / "best.toml")])
