@@ -22,7 +22,7 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
 from ..store.read import read
 from .measured import ALONE, Population, Regime, Setting, measured_settings
-from .words import can_adapt, cells_of, data_of, in_words, model_of
+from .words import can_adapt, cells_of
 
 MOST = 3  # methods that are named
 BASELINES = ("fedavg", ALONE)  # what every comparison has
@@ -76,11 +76,11 @@ class Advice:
     def lines(self, source: str, changes: Sequence[str] = ()) -> list[str]:
         """Return the advice as text, for an experiment that the command line calls ``source``, with
         the settings ``changes``."""
-        said = [f"your clients      {in_words(self.clients)}"]
+        said = [f"your clients      {self.clients}"]
         if self.setting is None:
             return [*said, self.why_none]
-        said.append(f"closest measured  {in_words(self.setting.clients)}")
-        said.append(f"                  {data_of(self.setting)}, {model_of(self.setting)}")
+        said.append(f"closest measured  {self.setting.clients}")
+        said.append(f"                  {self.setting}")
         said += [f"                  {line}" for line in self._doubts(self.setting)]
         own = [label for label in self.own if label in METHODS]
         if missing := [label for label in own if label not in self.setting.methods]:
@@ -246,7 +246,10 @@ def advise_for(
     known = measured_settings() if settings is None else settings
     settings = [one for one in known if one.task == clients.task]
     if not settings:
-        why = f"Nothing was measured for the task {clients.task}. {_COMPARE}"
+        why = (
+            f"Nothing was measured for the task {clients.task}. Compare a few methods\non your own "
+            "validation data, for example local, fedavg and fedavg-ft."
+        )
         return Advice(clients, kind, None, 0.0, (), why)
 
     def rank(one: Setting) -> tuple[bool, bool, float]:
@@ -314,10 +317,9 @@ def _fields(method: FineTuning) -> dict[str, Any]:
 
 def clients_of(federation: Federation) -> Population:
     """Return what is known of the clients of a federation."""
-    sizes = [federation.num_rows(k, "train") for k in range(federation.num_clients)]
-    has_classes = federation.dataset.class_numbers is not None
-    overlap = label_overlap(label_counts(federation)) if has_classes else None
     dataset = federation.dataset
+    sizes = [federation.num_rows(k, "train") for k in range(federation.num_clients)]
+    overlap = None if dataset.class_numbers is None else label_overlap(label_counts(federation))
     median = float(np.median(sizes))
     return Population(len(sizes), median, overlap, dataset.task, bool(dataset.pair))
 
@@ -328,8 +330,3 @@ def clients_of_run(path: Path) -> Population:
     overlap = None if partition.labels is None else label_overlap(np.asarray(partition.labels))
     median = float(np.median(partition.train))
     return Population(len(partition.train), median, overlap, partition.task)
-
-
-_COMPARE = (
-    "Compare a few methods\non your own validation data, for example local, fedavg and fedavg-ft."
-)

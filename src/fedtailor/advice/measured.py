@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from ..objectives import DEFAULT, OBJECTIVES
 from ..store.metrics import Metric, higher_is_better
+from ..units import counted
 
 ALONE = "local"
 
@@ -30,6 +31,12 @@ class Population:
     label_overlap: float | None
     task: str = DEFAULT.name
     pairs: bool = False  # an example is two texts
+
+    def __str__(self) -> str:
+        said = f"{self.number} clients with {self.median_examples:.0f} training examples each"
+        if self.label_overlap is None:
+            return said
+        return f"{said}; their classes overlap by {100 * self.label_overlap:.0f} % (100 %: alike)"
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,12 @@ class Setting:
     metric: Metric = "accuracy"
     file: str = "map"
     without_model: float | None = None
+
+    def __str__(self) -> str:
+        divided = "its own clients" if self.alpha is None else f"Dirichlet {self.alpha:g}"
+        weights = "pretrained" if self.pretrained else "trained from random weights"
+        how_long = f"{self.rounds} rounds, {counted(self.num_seeds, 'seed')}"
+        return f"{self.data} ({divided}), {self.model} ({weights}), {how_long}"
 
     @property
     def kind(self) -> Regime:

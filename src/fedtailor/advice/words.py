@@ -1,4 +1,4 @@
-"""How advice says what was measured."""
+"""How advice says what a method came to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..method import FineTuning
 from ..methods import METHODS
 from ..store.metrics import Metric, bare, is_percentage
 from ..units import si
-from .measured import ALONE, Measured, Population, Setting
+from .measured import ALONE, Measured
 
 
 def can_adapt(label: str) -> bool:
@@ -50,24 +50,3 @@ def trained(label: str, settings: Sequence[str]) -> str:
     if what == "full" and "layers" in chosen:
         return "some layers"
     return {"full": "whole model", "lora": "LoRA", "head": "head"}[what]
-
-
-def in_words(clients: Population) -> str:
-    """Return clients in a few words."""
-    said = f"{clients.number} clients with {clients.median_examples:.0f} training examples each"
-    if clients.label_overlap is None:
-        return said
-    return f"{said}; their classes overlap by {100 * clients.label_overlap:.0f} % (100 %: alike)"
-
-
-def data_of(setting: Setting) -> str:
-    """The data set, and how it was divided."""
-    how = "its own clients" if setting.alpha is None else f"Dirichlet {setting.alpha:g}"
-    return f"{setting.data} ({how})"
-
-
-def model_of(setting: Setting) -> str:
-    """The model, and for how many rounds and seeds it was trained."""
-    how = "pretrained" if setting.pretrained else "trained from random weights"
-    seeds = "1 seed" if setting.num_seeds == 1 else f"{setting.num_seeds} seeds"
-    return f"{setting.model} ({how}), {setting.rounds} rounds, {seeds}"
