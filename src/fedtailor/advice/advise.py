@@ -285,7 +285,7 @@ def _order(setting: Setting) -> list[str]:
     alone. One whose mean is not above that of training alone is none of them."""
     above = {label: one for label, one in setting.methods.items() if one.over_alone[0] > 0}
     chosen = [setting.chosen] if setting.chosen in above else []
-    ties = [label for label, one in above.items() if one.is_as_good_as_the_best]
+    ties = [label for label, one in above.items() if one.over_best[2] >= 0]
     ahead = [label for label, one in above.items() if one.is_ahead_of_alone]
     return list(dict.fromkeys([*chosen, *ties, *ahead]))
 

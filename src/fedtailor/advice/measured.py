@@ -84,11 +84,6 @@ class Measured:
     score: float | None = None
 
     @property
-    def is_as_good_as_the_best(self) -> bool:
-        """The data can't tell the two."""
-        return self.over_best[2] >= 0
-
-    @property
     def is_ahead_of_alone(self) -> bool:
         """It is clearly ahead of training alone: the interval lies above 0."""
         return self.over_alone[1] > 0

@@ -75,11 +75,10 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
         for trial, selected in reported(entry):
             partition, test = entry.run.partitions[trial.seed], selected.test
             base = _majority(partition, test, metric)
-            found = zip(test.clients, values_of(test, metric), base, strict=True)
-            for client, value, known in found:
+            for client, value in zip(test.clients, values_of(test, metric), strict=True):
                 if value is not None:
                     values[partition.name(client)][entry.label].append(value)
-                if known is not None:
+                if (known := base[client]) is not None:
                     majority[partition.name(client)].append(known)
     groups = entries[0].run.experiment.get("evaluate", {}).get("by_client", ())
     own_metrics = {name: one["metric"] for one in groups for name in one["clients"]}
@@ -95,11 +94,11 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
 
 def _majority(
     partition: Partition, evaluation: EvaluationLine, metric: Metric
-) -> Sequence[float | None]:
+) -> dict[int, float | None]:
     """The accuracies of the clients' most frequent classes; None where they are not known, and
     beside another ``metric``, with which they can't be compared."""
     known = majority_accuracy(partition, evaluation) if metric == "accuracy" else None
-    return known or [None] * len(evaluation.clients)
+    return dict(zip(evaluation.clients, known or [None] * len(evaluation.clients), strict=True))
 
 
 def client_tables(rows: Sequence[ClientRow], metric: Metric) -> list[TextTable]:
@@ -144,8 +143,7 @@ def worst_table(entries: Sequence[Entry], metric: Metric) -> TextTable:
         for trial, selected in reported(entry):
             partition, test = entry.run.partitions[trial.seed], selected.test
             results = dict(zip(test.clients, values_of(test, metric), strict=True))
-            base = _majority(partition, test, metric)
-            majority = dict(zip(test.clients, base, strict=True))
+            majority = _majority(partition, test, metric)
             shown = max(1, min(_WORST, len(test.clients) // 3))
             for client in worst_clients(test, metric, shown):
                 cells.append([

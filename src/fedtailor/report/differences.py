@@ -57,11 +57,6 @@ class Difference:
         return self.num_clients >= FEWEST
 
     @property
-    def is_fair(self) -> bool:
-        """Whether it is not one with clients that trained alone unequally often."""
-        return self.reading != "trained unequally"
-
-    @property
     def words(self) -> str:
         """What the data show, for a table."""
         if self.reading in ("trained unequally", "some results are no numbers"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..store.metrics import Summary, summarise
 from ..store.records import EvaluationLine, Partition
 
 NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
@@ -22,11 +21,3 @@ def majority_accuracy(
     if (correct < 0).any():
         return None
     return [int(c) / int(n) if n else None for c, n in zip(correct, sizes, strict=True)]
-
-
-def majority_summary(partition: Partition, evaluation: EvaluationLine) -> Summary | None:
-    """Summarise `majority_accuracy` over clients."""
-    accuracy = majority_accuracy(partition, evaluation)
-    if accuracy is None:
-        return None
-    return summarise(accuracy, evaluation.num_examples, higher_is_better=True)

@@ -9,11 +9,11 @@ from statistics import mean
 
 import numpy as np
 
-from ..store.metrics import Metric, Summary, summary
+from ..store.metrics import Metric, Summary, summarise, summary
 from ..store.selection import Model, by_round, select_by, validated
 from .clients import worst_clients
 from .costs import cpu_seconds, mean_of, seconds, simulated_seconds, traffic
-from .majority import majority_summary
+from .majority import majority_accuracy
 from .select import Entry, goes_on, own_metrics, reported
 from .untrained import Untrained, untrained_of
 
@@ -115,23 +115,27 @@ class Row:
 
 def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
     """The majority class's results, one a seed; none if they are not known for all seeds."""
-    found = [
-        majority_summary(entry.run.partitions[trial.seed], one.test)
-        for trial, one in reported(entry, model)
-    ]
-    known = [one for one in found if one is not None]
-    return known if metric == "accuracy" and len(known) == len(found) else []
+    if metric != "accuracy":
+        return []
+    found: list[Summary] = []
+    for trial, one in reported(entry, model):
+        accuracy = majority_accuracy(entry.run.partitions[trial.seed], one.test)
+        if accuracy is None:
+            return []
+        found.append(summarise(accuracy, one.test.num_examples, higher_is_better=True))
+    return found
 
 
 def majority_rows(entries: Sequence[Entry], metric: Metric) -> list[Majority]:
     """Return one row a run, of its first method that has one; equal rows once."""
-    rows: dict[str, Majority] = {}
+    rows: dict[tuple[Spread, ...], Majority] = {}  # by what they show
     for entry in entries:
         path = str(entry.run.path)
-        if path not in rows and (summaries := _majorities(entry, "personal", metric)):
+        has_row = any(row.run == path for row in rows.values())
+        if not has_row and (summaries := _majorities(entry, "personal", metric)):
             found = _spreads(summaries)
-            if not any(all(vars(row)[k] == v for k, v in found.items()) for row in rows.values()):
-                rows[path] = Majority(run=path, run_name=entry.run_name, **found)
+            row = Majority(run=path, run_name=entry.run_name, **found)
+            rows.setdefault(tuple(found.values()), row)
     return list(rows.values())
 
 

@@ -42,7 +42,7 @@ def in_words(samples: Sequence[Sample], names: Sequence[str]) -> tuple[ShownSamp
 def method_samples(entries: Sequence[Entry]) -> dict[str, Sequence[ShownSample]]:
     """Return by title what each method's models have written, with the first seed, after the round
     that is closest to the reported one; without methods that have written nothing."""
-    found = {}
+    found = dict[str, Sequence[ShownSample]]()
     for entry in entries:
         for trial, selected in reported(entry)[:1]:
             last = trial.commit.round

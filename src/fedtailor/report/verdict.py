@@ -92,7 +92,8 @@ def _ahead_of_all(best: Entry, choice: Choice, metric: Metric) -> list[Differenc
     ours = found.pop(best.label)
     others = [*found.values()]
     leads = [lead for one in others if (lead := ours.ahead(one)) is not None]
-    return sorted((one for one in leads if one.is_fair), key=lambda one: one.value)
+    fair = [one for one in leads if one.reading != "trained unequally"]
+    return sorted(fair, key=lambda one: one.value)
 
 
 def _best(choice: Choice, best: Entry | None, differences: Sequence[Difference]) -> str:

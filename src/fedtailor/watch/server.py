@@ -57,14 +57,14 @@ class PageServer(BoundedServer):
         """What the page gets that knows the version ``known``: the run's state, or only the time
         left if nothing has changed since."""
         with self._lock:
-            now, old = time.monotonic(), self._state
-            if old is None or now - self._looked >= _PAUSE:
+            now, state = time.monotonic(), self._state
+            if state is None or now - self._looked >= _PAUSE:
                 new = self._follower.look()
-                if old is None or replace(new, seconds_left=old.seconds_left) != old:
+                if state is None or replace(new, seconds_left=state.seconds_left) != state:
                     self._version += 1
-                self._state, self._looked = new, now
-            assert self._state is not None
-            state, found = self._state, {"version": self._version, "share": self._state.share}
+                state, self._looked = new, now
+                self._state = state
+            found = {"version": self._version, "share": state.share}
         return found if found["version"] == known else found | _content(state)
 
     def report_page(self) -> bytes | None:

@@ -116,11 +116,6 @@ class RunState:
         return self.state not in (State.WAITING, State.RUNNING)
 
     @property
-    def current(self) -> TrialState | None:
-        """The trial that runs."""
-        return next((trial for trial in self.trials if trial.state == State.RUNNING), None)
-
-    @property
     def measure(self) -> str:
         """The measure of the scores with its unit, such as ``validation accuracy (%)``."""
         return f"validation {self.metric}{unit_of(self.metric)}"
@@ -139,7 +134,7 @@ class RunState:
     def note(self) -> str:
         """The state, as a sentence of which the run's name is the subject."""
         if self.state == State.RUNNING:
-            trial = self.current
+            trial = next((one for one in self.trials if one.state == State.RUNNING), None)
             if trial is None:
                 return "runs"
             number = min(trial.round + 1, trial.rounds)
