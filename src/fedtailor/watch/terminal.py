@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -49,41 +49,39 @@ class View:
         self._state, self._is_last = state, is_last
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        state, others = self._state, 9 + _LOG
-        trials = state.trials
-        room = len(trials) if self._is_last else max(3, options.size.height - others)
-        yield Group(*self._lines(_around(trials, room), options.max_width))
-
-    def _lines(self, trials: Sequence[TrialState], width: int) -> list[RenderableType]:
-        state = self._state
-        note = state.note, _COLOURS.get(state.state, "")
-        found: list[RenderableType] = [Text.assemble((state.name, "bold"), " ", note)]
+        state, width, others = self._state, options.max_width, 9 + _LOG
+        room = len(state.trials) if self._is_last else max(3, options.size.height - others)
+        trials = _around(state.trials, room)
+        yield Text.assemble((state.name, "bold"), " ", (state.note, _COLOURS.get(state.state, "")))
         if state.rounds:
             bar = Table.grid(padding=(0, 1))
             done = ProgressBar(state.rounds, state.round, min(40, width // 2))
             done.complete_style, done.finished_style = "cyan", "green"
             bar.add_row(done, state.share)
-            found += [bar, _table(state, trials, width)]
+            yield bar
+            yield _table(state, trials, width)
         if hidden := len(state.trials) - len(trials):
-            found.append(Text(f"and {hidden} more", style="dim"))
+            yield Text(f"and {hidden} more", style="dim")
         for trial in state.trials:
-            texts = [*trial.lately[-1:], *([trial.reason] if trial.reason else [])]
-            found += [_line(f"{trial.title}: {text}", "yellow") for text in texts]
-        found += _written(state)
-        found += [_line(_DAY.sub(r"\1", text), "dim") for text in state.log[-_LOG:]]
+            for text in (*trial.lately[-1:], trial.reason):
+                if text:
+                    yield _line(f"{trial.title}: {text}", "yellow")
+        yield from _written(state)
+        for text in state.log[-_LOG:]:
+            yield _line(_DAY.sub(r"\1", text), "dim")
         if state.is_over and state.report:
-            found.append(Text(f"report: {state.report}"))
-        return found
+            yield Text(f"report: {state.report}")
 
 
-def _written(state: RunState) -> list[RenderableType]:
+def _written(state: RunState) -> Iterator[Text]:
     """The first prompt that models of the last trial with texts have answered, a line an answer."""
-    for trial in reversed(state.trials):
-        for sample in trial.samples[:1]:
-            title = f"{trial.title}, after round {trial.written}: {one_line(sample.prompt)}"
-            said = [f"  {model}: {one_line(text)}" for model, text in sample.answers]
-            return [_line(title, "bold"), *(_line(text, "") for text in said)]
-    return []
+    trial = next((one for one in reversed(state.trials) if one.samples), None)
+    if trial is not None:
+        sample = trial.samples[0]
+        title = f"{trial.title}, after round {trial.written}: {one_line(sample.prompt)}"
+        yield _line(title, "bold")
+        for model, text in sample.answers:
+            yield _line(f"  {model}: {one_line(text)}", "")
 
 
 def _line(text: str, style: str) -> Text:
