@@ -85,8 +85,10 @@ def _columns(comparison: Table) -> Iterator[_Column]:
             result: ModelResult | None = getattr(row, model)
             if result is None:
                 return None
-            found: Spread | None = getattr(result, value) if value else _mean(result, by)
-            return found
+            if value:
+                found: Spread | None = getattr(result, value)
+                return found
+            return result.accuracy if by == "accuracy" else result.metrics.get(by)
 
         def text(row: Row) -> str:
             return _cell(spread(row), *(form or scale_of(by)), seeds=seeds)
@@ -166,10 +168,6 @@ def _other_metrics(shown: Metric, results: Sequence[ModelResult]) -> list[Metric
     has_hits = any(not math.isnan(result.accuracy.mean) for result in results)
     accuracy = ["accuracy"] if has_hits and shown != "accuracy" else []
     return [*accuracy, *(name for name in names if name != shown)]
-
-
-def _mean(result: ModelResult, metric: Metric) -> Spread | None:
-    return result.accuracy if metric == "accuracy" else result.metrics.get(metric)
 
 
 def _costs(comparison: Table) -> TextTable:

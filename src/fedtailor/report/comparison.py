@@ -91,13 +91,13 @@ def against(
     farthest first, where the runs divide the same data alike, as text or as JSON."""
     runs = read_all(paths)
     metric = metric_of(runs, metric)
-    groups = comparable_entries(runs)
-    if method not in (labels := [entry.label for members in groups for entry in members]):
-        raise unknown("method", method, labels)
-    members = next(group for group in groups if method in [entry.label for entry in group])
+    groups = {one.label: members for members in comparable_entries(runs) for one in members}
+    if method not in groups:
+        raise unknown("method", method, groups)
+    members = groups[method]
     leads = ahead_of(method, members, metric, choose(members).seeds)
     compared = {method, *(one.method for one in leads)}
-    others = [label for label in labels if label not in compared]
+    others = [label for label in groups if label not in compared]
     if not leads:
         raise InputError(
             f"--against {method}: no other method has results on the same clients"

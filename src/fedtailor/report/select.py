@@ -90,13 +90,10 @@ class Choice:
     def best(self, method: str | None = None) -> Entry | None:
         """The entry with the best score, the first of equals, of those of ``method`` (None: of
         all)."""
-        found = [one for one in self.entries if one.label in self.scores]
+        of = [one for one in self.entries if one.label in self.scores]
+        of = [one for one in of if method in (None, one.method)]
         sign = 1 if higher_is_better(self.metric) else -1
-        return max(
-            (one for one in found if method in (None, one.method)),
-            key=lambda one: sign * self.scores[one.label],
-            default=None,
-        )
+        return max(of, key=lambda one: sign * self.scores[one.label], default=None)
 
 
 def choose(members: Sequence[Entry]) -> Choice:

@@ -53,8 +53,7 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
     """Judge the methods of runs with the same clients, which have ``rows`` of the table."""
     choice = choose(entries)
     best = choice.best()
-    all_alone = [entry for entry in entries if entry.method == ALONE]
-    alone = choice.best(ALONE) or next(iter(all_alone), None)
+    alone = choice.best(ALONE) or next((one for one in entries if one.method == ALONE), None)
     unequal = unequal_turns(alone) if alone else None
     measure = None if unequal else alone
     against_alone = ahead_of(measure.label, entries, metric, choice.seeds) if measure else []

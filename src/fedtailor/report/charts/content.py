@@ -189,11 +189,10 @@ def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
     """Drop the costs that were not measured for all methods, and mark the methods on each front."""
     higher = higher_is_better(metric)
     measured = [cost for cost in COSTS if rows and all(row[cost] is not None for row in rows)]
-    on = {
-        cost: front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
-        for cost in measured
-    }
-    named = {cost: _named(rows, cost, of_front) for cost, of_front in on.items()}
+    named = {}
+    for cost in measured:
+        on_front = front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
+        named[cost] = _named(rows, cost, on_front)
     for position, row in enumerate(rows):
         kept = {name: row[name] for name in ("method", "value", *measured)}
         yield kept | {f"{cost}Named": found[position] for cost, found in named.items()}
