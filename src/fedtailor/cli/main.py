@@ -74,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for name in _COMMANDS:
         module = import_module(f".{name.replace('-', '_')}", __package__)
-        _, _, what = str(module.__doc__).rstrip(".").partition(": ")
+        doc = module.__doc__ or f": {name}"  # -OO leaves docstrings out
+        what = doc.rstrip(".").partition(": ")[2]
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         module.add(command)
         command.set_defaults(parser=command, command=module.command)
