@@ -52,6 +52,6 @@ def test_no_examples_at_all_is_refused() -> None:
 
 def test_best_round_is_the_earliest_of_equals() -> None:
     means = {10: 0.5, 5: 0.5, 0: 0.1, 15: math.nan}
-    assert best_round(means, higher_is_better=True) == 5
-    assert best_round(means, higher_is_better=False) == 0
-    assert best_round({3: math.nan, 2: math.nan}, higher_is_better=True) == 3
+    assert best_round(means, "accuracy") == 5
+    assert best_round(means, "loss") == 0
+    assert best_round({3: math.nan, 2: math.nan}, "accuracy") == 3

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..engine.results import Round
 from ..errors import InputError
-from ..store.metrics import Metric, best_round, higher_is_better, summary
+from ..store.metrics import Metric, best_round, summary
 from ..store.read import read_trial
 from ..store.selection import Model, by_round
 
@@ -102,7 +102,7 @@ class EarlyStopping:
             }
         scores = self._scores[done.folder]
         scores[done.number] = score
-        best = best_round(scores, higher_is_better=higher_is_better(done.select))
+        best = best_round(scores, done.select)
         return STOP if sum(number > best for number in scores) >= self.patience else None
 
 

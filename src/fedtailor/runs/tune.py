@@ -304,14 +304,13 @@ def _evaluate(
         return Outcome(label, number, settings, None, None, str(error))
     done = read_run(folder)
     metric = metric_of([done])
-    higher = higher_is_better(metric)
     (trial,) = (one for one in done.trials if one.seed == tuning.seed)  # others were added to it
     evaluated = by_round(trial, "personal", "validation")
     means = {round_: summary(evaluations, metric).mean for round_, evaluations in evaluated.items()}
-    round_ = best_round(means, higher_is_better=higher)
+    round_ = best_round(means, metric)
     if math.isnan(means[round_]):
         return Outcome(label, number, settings, None, None, f"{metric} on validation is nan")
-    score = means[round_] if higher else -means[round_]
+    score = means[round_] if higher_is_better(metric) else -means[round_]
     return Outcome(label, number, settings, score, round_, metric=metric)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..engine.results import Round
 from ..engine.scoring import EvaluatedModel
-from .metrics import Metric, best_round, higher_is_better, summary
+from .metrics import Metric, best_round, summary
 from .records import BestRound
 
 _MODELS: tuple[EvaluatedModel, ...] = ("personal", "global")
@@ -31,7 +31,7 @@ def best_rounds(
             means = {done.number: mean}
             if old is not None and old.validation is not None:
                 means[old.round] = old.validation
-            if best_round(means, higher_is_better=higher_is_better(metric)) == done.number:
+            if best_round(means, metric) == done.number:
                 best[model] = BestRound(done.number, mean)
         elif splits and (old is None or old.validation is None):
             best[model] = BestRound(done.number, None)

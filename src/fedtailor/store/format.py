@@ -239,10 +239,7 @@ def seal_header(header: bytes, *body: Bytes) -> bytes:
 
 def row_checksum(parts: Sequence[Bytes]) -> int:
     """Return the checksum of a row as in `CHECKSUMS`; ``parts`` are its tensors' bytes."""
-    state = xxhash.xxh3_64()
-    for part in parts:
-        state.update(part)
-    number: int = state.intdigest() ^ _of_zeros(sum(len(part) for part in parts))
+    number = int(checksum(*parts), 16) ^ _of_zeros(sum(map(len, parts)))
     return number - 2**64 if number >= 2**63 else number
 
 

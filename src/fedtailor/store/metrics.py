@@ -114,14 +114,14 @@ def summarise(
     )
 
 
-def best_round(means: Mapping[int, float], *, higher_is_better: bool) -> int:
-    """Return the round with the best mean validation result; of equal rounds, the earliest. One
-    whose mean is NaN is not the best, unless all are: then it is the last one.
+def best_round(means: Mapping[int, float], metric: Metric) -> int:
+    """Return the round with the best mean validation result by ``metric``; of equal rounds, the
+    earliest. One whose mean is NaN is not the best, unless all are: then it is the last one.
 
-    >>> best_round({0: 0.2, 5: 0.8, 10: 0.8, 15: float("nan")}, higher_is_better=True)
+    >>> best_round({0: 0.2, 5: 0.8, 10: 0.8, 15: float("nan")}, "accuracy")
     5
     """
-    sign = -1 if higher_is_better else 1
+    sign = -1 if higher_is_better(metric) else 1
     known = [(sign * mean, number) for number, mean in means.items() if not math.isnan(mean)]
     return min(known)[1] if known else max(means)
 

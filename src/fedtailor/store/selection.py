@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT  # noqa: F401
 from ..objectives.objective import Objective
-from .metrics import Metric, bare, best_round, higher_is_better, summary
+from .metrics import Metric, bare, best_round, summary
 from .read import Run, Trial
 from .records import EvaluationLine
 
@@ -78,7 +78,7 @@ def validated(trial: Trial, model: Model, metric: Metric) -> tuple[int, Evaluati
     if not found:
         return None
     means = {number: summary(one, metric).mean for number, one in found.items()}
-    number = best_round(means, higher_is_better=higher_is_better(metric))
+    number = best_round(means, metric)
     return number, found[number]
 
 

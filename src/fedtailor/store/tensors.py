@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,6 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from .format import check_tensors, check_there, damaged
-from .logs import read_commit
-
-
-@functools.lru_cache(maxsize=64)  # some are read tensor by tensor
-def _check(path: Path, mtime: int, size: int) -> None:
-    """Raise InputError if the file is damaged. The rows of the clients' private states change while
-    a commit moves them."""
-    try:
-        check_tensors(path)
-    except InputError:
-        if path.name != "private.safetensors":
-            raise
-        staged = path.with_name(f"private-{read_commit(path.parent).round:06d}.safetensors")
-        if not staged.exists():  # else they may be moved just now, or a kill has ended that
-            raise
 
 
 def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
@@ -32,8 +16,7 @@ def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     from safetensors import SafetensorError, safe_open
 
     check_there(path)
-    about = path.stat()
-    _check(path, about.st_mtime_ns, about.st_size)
+    check_tensors(path)
     try:
         with safe_open(path, framework="numpy") as file:
             if missing := set(names) - set(file.keys()):

@@ -11,7 +11,7 @@ from ..errors import one_line
 from ..report.samples import in_words
 from ..store.format import REFUSED_FILE, missing
 from ..store.logs import read_refused
-from ..store.metrics import Metric, best_round, higher_is_better
+from ..store.metrics import Metric, best_round
 from ..store.read import read_samples
 from ..trackers.trial import TrackedTrial, Values
 from .files import Lines, Mark, mark_of
@@ -107,8 +107,7 @@ class FollowedTrial:
         return replace(self.known, state=state, rounds=rounds)
 
     def _best(self, scores: Mapping[int, float]) -> RoundScore | None:
-        higher = higher_is_better(self._metric)
-        return _score(scores, best_round(scores, higher_is_better=higher) if scores else 0)
+        return _score(scores, best_round(scores, self._metric) if scores else 0)
 
 
 class _Refused:
