@@ -295,16 +295,21 @@ def for_targets(backbone: Backbone, scale: Sequence[float]) -> Backbone:
     return replace(backbone, objective=backbone.objective.scaled(scale)) if scale else backbone
 
 
-def task_of(experiment: Experiment, method: Method, backbone: Backbone, seed: int) -> Task:
-    """The task of a method, on the configured device."""
+def task_of(
+    experiment: Experiment,
+    method: Method,
+    backbone: Backbone,
+    seed: int,
+    device: torch.device | None = None,
+) -> Task:
+    """The task of a method, on the configured device if ``device`` is None."""
     engine = experiment.engine
-    device = device_of(engine)
     return Task(
         backbone,
         method.adapt,
         seed=seed,
         precision=engine.precision,
-        device=device,
+        device=device or device_of(engine),
         checkpointing=engine.checkpointing,
     )
 
@@ -333,16 +338,9 @@ def task_again(
     seed: int,
     backbone: Backbone | None = None,
 ) -> Task:
-    """The task of a method in a finished run, from its `data_manifest`."""
+    """The task of a method in a finished run, from its `data_manifest`, on the CPU."""
     if backbone is None:
         about = data["task"], len(data["classes"]), seed, data["modality"]
         backbone = load_model(experiment.model, *about, picture=data.get("picture"))
     backbone = for_targets(backbone, data.get("scale", ()))
-    engine = experiment.engine
-    return Task(
-        backbone,
-        method.adapt,
-        seed=seed,
-        precision=engine.precision,
-        checkpointing=engine.checkpointing,
-    )
+    return task_of(experiment, method, backbone, seed, torch.device("cpu"))

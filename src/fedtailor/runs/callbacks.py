@@ -104,11 +104,3 @@ class EarlyStopping:
         scores[done.number] = score
         best = best_round(scores, done.select)
         return STOP if sum(number > best for number in scores) >= self.patience else None
-
-
-def wants_stop(on_round: OnRound, done: CommittedRound) -> bool:
-    """Call ``on_round``. Raises InputError where it returned something else than None or `STOP`."""
-    answer: object = on_round(done)
-    if answer is not None and answer is not STOP:
-        raise InputError(f"on_round returned {answer!r}; allowed: None, or fedtailor.STOP to stop")
-    return answer is STOP

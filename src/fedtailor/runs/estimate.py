@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..data.federation import Federation
 from ..data.table import Dataset, Tokens
@@ -31,7 +30,7 @@ from ..task.backbone import Backbone
 from ..task.quantised import num_parameters
 from ..units import si
 from ..user_code import portable
-from .build import Inputs
+from .build import Inputs, device_of
 from .experiment import Experiment
 from .summary import MethodSummary, Sizes, StartSummary, TrialSummary
 from .unused import unused
@@ -55,9 +54,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
     seeds = experiment.seeds
     labels = [k for k in experiment.methods if any(left.get((k, seed)) for seed in seeds)]
     names = federation.names or ()
-    device = plan.engine.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(device_of(plan.engine))
     targets = None if federation.remote else dataset.targets(np.arange(len(dataset.inputs)))
     parameters = num_parameters(backbone.model)
     here = () if federation.remote else labels
@@ -140,9 +137,9 @@ def _whole_models(
     experiment: Experiment, labels: Sequence[str], backbone: Backbone, parameters: int
 ) -> list[str]:
     """Point out the methods that train all of a large model that could have an adapter."""
-    methods = {label: experiment.methods[label] for label in experiment.methods if label in labels}
-    tuned = {label: one for label, one in methods.items() if isinstance(one, FineTuning)}
-    whole = [k for k, one in tuned.items() if (one.trainable, one.layers) == ("full", ())]
+    methods = [(label, experiment.methods[label]) for label in labels]
+    tuned = [(label, one) for label, one in methods if isinstance(one, FineTuning)]
+    whole = [label for label, one in tuned if (one.trainable, one.layers) == ("full", ())]
     if not (whole and backbone.pretrained and backbone.blocks) or parameters < _LARGE:
         return []
     what = "trains" if len(whole) == 1 else "train"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -124,10 +123,7 @@ def run(
         about = start_summary(inputs, left, 1 if group is None else group.size)
     elif summary:
         _say_finished(inputs.experiment, out)
-
-    def run_trial(trial: TrialRun) -> None:
-        _run_trial(inputs, trial, trace, on_round, leader)
-
+    run_trial = partial(_run_trial, inputs, trace=trace, on_round=on_round, leader=leader)
     try:
         run_trials(
             inputs.experiment, inputs.federations, out, run_trial,
@@ -188,8 +184,13 @@ def _load(
     if is_leader and not anew and experiment.privacy.stop is not None:
         check_same(inputs.experiment, out)
     if experiment.start_from.run is not None:
-        before = rows_trained_before(experiment, out, anew=anew) if is_leader else None
-        inputs = leave_out(inputs, _shared(before, group))
+        if group is None or group.is_leader:
+            before: Before = rows_trained_before(experiment, out, anew=anew)
+            if group is not None:
+                group.broadcast(before)
+        else:
+            before = group.receive()
+        inputs = leave_out(inputs, before)
     device = inputs.check()
     if is_leader:
         check_starts(inputs, out, trials, anew=anew)
@@ -215,16 +216,6 @@ def open_experiment(
     if out:
         raise InputError(f"{source} is a run directory: it goes on there, without --out")
     return open_run(source, settings), source
-
-
-def _shared(before: Before | None, group: ProcessGroup | None) -> Before:
-    """What only the first rank has read, on all ranks of the ``group``."""
-    if before is None:
-        assert group is not None
-        return cast(Before, group.receive())
-    if group is not None:
-        group.broadcast(before)
-    return before
 
 
 def dry_run(
@@ -256,6 +247,7 @@ def dry_run(
 def _run_trial(
     inputs: Inputs,
     trial: TrialRun,
+    *,
     trace: Trace | None,
     on_round: OnRound | None,
     leader: LeadingRank | None,

@@ -23,7 +23,7 @@ from ..store.secret import secret_of
 from ..store.selection import headline
 from ..store.trial import TrialStore
 from ..uploads.norms import about_norms
-from .callbacks import CommittedRound, OnRound, wants_stop
+from .callbacks import STOP, CommittedRound, OnRound
 from .estimate import Left
 from .experiment import Experiment
 from .manifest import write_manifest
@@ -204,7 +204,10 @@ def _stops(on_round: OnRound, trial: TrialRun, round_: Round) -> bool:
     """Whether ``on_round`` stops the trial after this round, which is not its last one."""
     folder, total = trial.store.path, trial.store.last.rounds
     done = CommittedRound(trial.label, trial.seed, total, folder, trial.select, round_)
-    if not wants_stop(on_round, done) or round_.number == total:
+    answer: object = on_round(done)
+    if answer is not None and answer is not STOP:
+        raise InputError(f"on_round returned {answer!r}; allowed: None, or fedtailor.STOP to stop")
+    if answer is None or round_.number == total:
         return False
     trial.progress.skip(trial.label, total - round_.number)
     trial.progress.say(f"{trial.title}: stopped after round {round_.number} of {total}")
