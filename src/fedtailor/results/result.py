@@ -27,7 +27,7 @@ from ..store.read import Run, Trial, read
 from ..store.records import RoundLine
 from ..store.selection import Model, by_round, metric_of, select_round
 from ..task.backbone import Backbone
-from ..units import fixed
+from ..units import counted, fixed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ class Best:
         )
         others = others[::-1] if higher_is_better(self.metric) else others
         behind = "".join(f", {label} {fixed(value, 4)}" for value, label in others)
-        seeds = f"{len(self.rounds)} seeds" if len(self.rounds) > 1 else "1 seed"
+        seeds = counted(len(self.rounds), "seed")
         return (
             f"{self.label}: {self.metric} {fixed(self.score, 4)} on validation (mean over clients "
             f"and {seeds}, at the reported round){behind}"
@@ -151,25 +151,23 @@ class Result:
         names = done.partitions[trial.seed].names
         for model in _MODELS:
             selected = select_round(trial, model, metric_of([done]))
-            if selected is None:
-                continue
-            evaluation = by_round(trial, model, split).get(selected.round)
+            found = by_round(trial, model, split)
+            evaluation = None if selected is None else found.get(selected.round)
             if evaluation is None:
                 continue
+            results = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
             named = {} if names is None else {"name": [names[k] for k in evaluation.clients]}
             yield {
                 "method": trial.label,
                 "seed": trial.seed,
                 "model": model,
-                "round": selected.round,
+                "round": evaluation.round,
                 "client": evaluation.clients,
                 **named,
                 "num_examples": evaluation.num_examples,
-                "accuracy": np.array(evaluation.accuracy, np.float64),  # None becomes nan
-                "loss": np.array(evaluation.loss, np.float64),
                 **{
-                    name: np.array(values, np.float64)
-                    for name, values in evaluation.metrics.items()
+                    name: np.array(values, np.float64)  # None becomes nan
+                    for name, values in {**results, **evaluation.metrics}.items()
                 },
             }
 

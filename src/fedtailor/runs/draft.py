@@ -22,6 +22,7 @@ from ..models.source import locate
 from ..objectives import DEFAULT, OBJECTIVES, objective_of
 from ..objectives.objective import Targets
 from ..store.format import check_folder_name
+from ..units import counted
 from .experiment import parse
 
 _MIN_EXAMPLES = SplitConfig.min_examples
@@ -95,7 +96,7 @@ class Clients:
 def check_rows(survey: Survey) -> None:
     """Raise InputError if a table has too few rows for two clients."""
     if survey.rows < 2 * _MIN_EXAMPLES:
-        count = "1 row" if survey.rows == 1 else f"{survey.rows} rows"
+        count = counted(survey.rows, "row")
         raise InputError(f"{survey.path} has {count}; two clients need {2 * _MIN_EXAMPLES}")
 
 

@@ -238,13 +238,10 @@ def _resolve_files(content: dict[str, Any], folder: Path) -> None:
         code.section[code.name] = absolute(code.reference, folder)
     for section in (content.get("data"), content.get("public")):
         for key in ("path", "test_path"):
-            if isinstance(section, dict) and isinstance(section.get(key), str):
-                section[key] = _data_path(section[key], folder)
-
-
-def _data_path(name: str, folder: Path) -> str:
-    beside = folder / name
-    return str(beside) if not Path(name).expanduser().exists() and beside.exists() else name
+            if isinstance(section, dict) and isinstance(name := section.get(key), str):
+                beside = folder / name
+                if beside.exists() and not Path(name).expanduser().exists():
+                    section[key] = str(beside)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

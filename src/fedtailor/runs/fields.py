@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import InputError, brief, unknown
+from ..store.checked import hints_of, what_is_wrong
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ def build(defaults: T, changes: Mapping[str, Any], where: str) -> T:
 
 
 def _checked(kind: type, name: str, value: Any, where: str) -> Any:
-    hint, key = _hints(kind)[name], f"{where}.{name}".lstrip(".")
+    hint, key = hints_of(kind)[name], f"{where}.{name}".lstrip(".")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{key} must be a table, got {brief(value)}")
@@ -53,8 +54,7 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
     try:
         checked = _adapter(kind, name).validate_python(value)
     except ValidationError as error:
-        # of a value that may be one of several kinds, what is wrong inside the kind that it is
-        found = max(error.errors(), key=lambda found: len(found["loc"]))
+        found = what_is_wrong(error)
         reason = _REASONS.get(found["type"], found["msg"])
         if found["type"] == "tuple_type":
             is_word = isinstance(value, str) and value.isidentifier()
@@ -108,10 +108,4 @@ def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:
 @functools.cache
 def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
     """What checks a field's value, which takes pydantic long to build."""
-    return TypeAdapter(_hints(kind)[name])
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, which take Python long to work out."""
-    return typing.get_type_hints(kind, include_extras=True)
+    return TypeAdapter(hints_of(kind)[name])

@@ -138,7 +138,6 @@ def write_manifest(
     what is needed to open it is there before."""
     content = seal_json(check_same(experiment, out, trials))
     manifests = check_data(federations, out)
-    paths = {seed: out / "partitions" / f"seed-{seed}.json" for seed in federations}
     write_copies(copies(experiment), out)
     file = out / "experiment.json"
     if not file.exists():
@@ -150,11 +149,12 @@ def write_manifest(
     else:
         write_json(out / "environment.json", _environment())
     make_folder(out / "partitions")
-    for seed, path in paths.items():
+    for seed, federation in federations.items():
+        path = out / "partitions" / f"seed-{seed}.json"
         if not path.exists():
-            clients = experiment.plan.evaluated_and_novel(federations[seed])
-            holdings = _write_holdings(federations[seed], path.with_suffix(".safetensors"), clients)
-            trained = write_trained_rows(federations[seed], out, seed)
+            clients = experiment.plan.evaluated_and_novel(federation)
+            holdings = _write_holdings(federation, path.with_suffix(".safetensors"), clients)
+            trained = write_trained_rows(federation, out, seed)
             stated = {"holdings": holdings, "trained": trained}
             write_json(path, {"seed": seed, **manifests[seed], **stated})
 
@@ -272,7 +272,7 @@ def _write_holdings(federation: Federation, path: Path, evaluated: Sequence[int]
             counts = partition.counts(dataset.class_numbers, dataset.num_classes, some)
             rows["labels"] = torch.from_numpy(counts)
         elif federation.told_labels is not None:
-            rows["labels"] = torch.from_numpy(federation.told_labels[some]).int()
+            rows["labels"] = torch.from_numpy(federation.told_labels[some])
         file.write(start, rows)
     file.sync()
     return checksum(np.memmap(path, np.uint8, "r").data)

@@ -166,7 +166,6 @@ class Progress:
         return now - self._last_line >= pause
 
     def _time_left(self, shown: Callable[[float], str]) -> str:
-        """The time of all rounds that are left; empty as long as nothing is known of it."""
         return shown(self._seconds_left()) if self._pace or self._measured else ""
 
     def _seconds_left(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..engine.config import Plan
+from ..engine.config import EngineConfig
 from ..engine.executors.choose import share_executor
 from ..engine.executors.process_group import ProcessGroup
 from ..engine.executors.ranks import RankExecutor, follow
@@ -28,29 +28,6 @@ from .manifest import PACKAGES, data_manifest
 from .trials import TrialRun
 
 
-class LeadingRank:
-    """The first rank, which has the run directory."""
-
-    def __init__(self, group: ProcessGroup, plan: Plan, device: torch.device) -> None:
-        self._group, self._plan, self._device = group, plan, device
-
-    def begin(self, trial: TrialRun) -> None:
-        """Tell the other ranks which trial is next."""
-        seed = model_seed(trial.store.path, trial.seed)
-        self._group.broadcast((trial.seed, trial.label, seed, trial.federation.secret))
-
-    def executor(self, works: Mapping[str, Work]) -> RankExecutor:
-        """What shares a trial's work over all ranks."""
-        local_size = self._group.local_size
-        return RankExecutor(
-            self._group, share_executor(self._plan.engine, works, self._device, local_size)
-        )
-
-    def end(self) -> None:
-        """Tell the other ranks that no trial is left."""
-        self._group.broadcast(None)
-
-
 def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> None:
     """Raise InputError where the ranks differ in what must be the same, or can't work together."""
     if (buffer := inputs.experiment.cohort.buffer) is not None:
@@ -60,6 +37,19 @@ def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> No
         )
     group.check_device(device)
     group.check_consistent(_fingerprint(inputs))
+
+
+def begin_trial(group: ProcessGroup, trial: TrialRun) -> None:
+    """On the first rank: tell the others which trial is next."""
+    seed = model_seed(trial.store.path, trial.seed)
+    group.broadcast((trial.seed, trial.label, seed, trial.federation.secret))
+
+
+def leading_executor(
+    group: ProcessGroup, engine: EngineConfig, device: torch.device, works: Mapping[str, Work]
+) -> RankExecutor:
+    """On the first rank: what shares a trial's work over all ranks."""
+    return RankExecutor(group, share_executor(engine, works, device, group.local_size))
 
 
 def follow_trials(inputs: Inputs, group: ProcessGroup) -> None:

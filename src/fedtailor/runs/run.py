@@ -17,7 +17,6 @@ from ..engine.metrics import Metrics
 from ..engine.prepare import first_costs
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError
-from ..objectives import objective_of
 from ..objectives.objective import MetricFunction
 from ..profiling import Trace
 from ..store.committed import model_seed
@@ -30,7 +29,7 @@ from .experiment import Experiment, checked, load
 from .extend import unused_bounds
 from .held_out import Before, leave_out, rows_trained_before
 from .manifest import check_data, check_same, copies, is_as_it_was, open_run, write_copies
-from .ranks import LeadingRank, check_ranks, follow_trials
+from .ranks import begin_trial, check_ranks, follow_trials, leading_executor
 from .settings import Settings
 from .start import check_old_trials, check_starts, open_start
 from .summary import StartSummary
@@ -110,31 +109,29 @@ def run(
         files = copies(inputs.experiment)  # perhaps those in ``out``
         remove_run(out)
         write_copies(files, out)
-    leader = None
     if group is not None:
         check_ranks(inputs, group, device)
         if not is_leader:
             follow_trials(inputs, group)
             return out
-        leader = LeadingRank(group, inputs.experiment.plan, device)
     left = rounds_left(inputs.experiment, out, trials)
     about = None
     if summary and any(left.values()):
         about = start_summary(inputs, left, 1 if group is None else group.size)
     elif summary:
         _say_finished(inputs.experiment, out)
-    run_trial = partial(_run_trial, inputs, trace=trace, on_round=on_round, leader=leader)
+    run_trial = partial(_run_trial, inputs, trace=trace, on_round=on_round, group=group)
     try:
         run_trials(
             inputs.experiment, inputs.federations, out, run_trial,
             left=left, summary=about, scores=scores,
         )  # fmt: skip
     except DivergedError:  # every trial has ended, so the other ranks wait for the next one
-        if leader is not None:
-            leader.end()
+        if group is not None:
+            group.broadcast(None)
         raise
-    if leader is not None:
-        leader.end()
+    if group is not None:
+        group.broadcast(None)  # no trial is left
     return out
 
 
@@ -174,9 +171,7 @@ def _load(
 ) -> tuple[Inputs, torch.device]:
     is_leader = group is None or group.is_leader
     device_of(experiment.engine)
-    objective = (
-        objective_of(data.task) if isinstance(data, Dataset) else objective_of_data(experiment.data)
-    )
+    objective = data.objective if isinstance(data, Dataset) else objective_of_data(experiment.data)
     Metrics(experiment.evaluate, metrics).check(objective)
     if is_leader:
         check_old_trials(experiment, out, trials, anew=anew)
@@ -250,15 +245,15 @@ def _run_trial(
     *,
     trace: Trace | None,
     on_round: OnRound | None,
-    leader: LeadingRank | None,
+    group: ProcessGroup | None,
 ) -> None:
     plan, method, federation = inputs.experiment.plan, trial.method, trial.federation
     store, start = trial.store, None
     if inputs.experiment.start_from.run is not None and not store.has_begun:
         start = open_start(inputs, trial.label, trial.seed)
         start.describe(store.path)
-    if leader is not None:
-        leader.begin(trial)
+    if group is not None:
+        begin_trial(group, trial)
     task = inputs.task(method, model_seed(store.path, trial.seed))
     if store.has_begun:
         check_private_states(method, task, store.path, store.last)
@@ -267,6 +262,7 @@ def _run_trial(
     if start is not None:
         server, number = start.server(), 0
         start.stage(states)
+    lead = None if group is None else partial(leading_executor, group, plan.engine, task.device)
     todo = rounds(
         method,
         task,
@@ -279,7 +275,7 @@ def _run_trial(
         start=number,
         earlier=store.earlier,
         executor=store.executor,
-        make_executor=None if leader is None else leader.executor,
+        make_executor=lead,
         on_result=trial.progress.on_result,
         metrics=inputs.metrics,
     )

@@ -95,24 +95,18 @@ class StartSummary:
         time. One process finds a core that is free."""
         return self.seconds * (2 if self.processes > 1 else 1)
 
-    def expected(self) -> dict[str, float]:
-        """Return the estimated seconds of a round by label."""
-        return {one.label: one.round_seconds for one in self.methods}
-
     def lines(self) -> list[str]:
         """Return the summary as text."""
-        return [f"{self.name}: {self._scope()}", *(f"  {line}" for line in self._details())]
+        left = sum(one.rounds for one in self.methods)
+        labels = ", ".join(one.label for one in self.methods)
+        more = f"; {left} rounds in all: {labels}" if labels else ""
+        scope = f"rounds {self.rounds}, seeds {', '.join(map(str, self.seeds))}{more}"
+        return [f"{self.name}: {scope}", *(f"  {line}" for line in self._details())]
 
     def as_json(self) -> str:
         """Return the summary as JSON."""
         times = {"seconds": self.seconds, "seconds_if_busy": self.seconds_if_busy}
         return as_json({**asdict(self), **times}, 2)
-
-    def _scope(self) -> str:
-        left = sum(one.rounds for one in self.methods)
-        labels = [one.label for one in self.methods]
-        more = f"; {left} rounds in all: {', '.join(labels)}" if labels else ""
-        return f"rounds {self.rounds}, seeds {', '.join(map(str, self.seeds))}{more}"
 
     def _details(self) -> Iterator[str]:
         yield from self._progress()

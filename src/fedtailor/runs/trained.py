@@ -54,20 +54,13 @@ class Opened(Protocol):
     """A method with one seed whose models can be used: of a run, or of a site."""
 
     @property
-    def experiment(self) -> Experiment:
-        """The experiment."""
-
+    def experiment(self) -> Experiment: ...
     @property
-    def data(self) -> Mapping[str, Any]:
-        """`runs.manifest.data_manifest` of its data."""
-
+    def data(self) -> Mapping[str, Any]: ...  # `runs.manifest.data_manifest`
     @property
-    def task(self) -> Task:
-        """The base model, adapted by the method."""
-
+    def task(self) -> Task: ...
     @property
-    def method(self) -> Method:
-        """The method with its settings."""
+    def method(self) -> Method: ...
 
 
 @dataclass(frozen=True)
@@ -308,7 +301,7 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
         raise InputError(f"no seed {seed} in {run}; allowed: {allowed}")
     folder = trial_folder(run, label, seed)
     commit = commit_of(folder)
-    if commit is None or not (commit.ended or commit.stopped):
+    if commit is None or not commit.is_done:
         again = f"fedtailor run {shlex.quote(str(run))}"
         raise InputError(f"{label} with seed {seed} is not finished; {again} goes on")
     if not commit.has_model:

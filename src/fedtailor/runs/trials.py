@@ -97,7 +97,8 @@ def run_trials(
     bounds = {name: getattr(cohort, name) for name in BOUNDS}
     with locked(out):
         write_manifest(experiment, federations, out, todo)
-        expected = summary.expected() if summary else {}
+        methods = summary.methods if summary else ()
+        expected = {one.label: one.round_seconds for one in methods}
         done = len(todo) * experiment.rounds - sum(left.values())
         with Progress(out / LOG, left, expected, done) as progress:
             if summary is not None and any(left.values()):

@@ -93,9 +93,9 @@ class Tuning:
     @property
     def candidates(self) -> int:
         """How many candidates every method gets."""
-        sizes = [_grid_size(space) for space in self.spaces.values()]
-        grids = [size for size in sizes if size is not None]
-        return self.config.candidates or min([*grids, *([] if grids else [_DEFAULT_CANDIDATES])])
+        sizes = map(_grid_size, self.spaces.values())
+        grids = (size for size in sizes if size is not None)
+        return self.config.candidates or min(grids, default=_DEFAULT_CANDIDATES)
 
 
 def load(path: str | Path, settings: Settings = (), grid: Path | None = None) -> Tuning:

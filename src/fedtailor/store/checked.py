@@ -19,6 +19,7 @@ from .format import missing, unseal_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from pydantic_core import ErrorDetails
 
     Record = TypeVar("Record", bound=DataclassInstance)
 
@@ -68,7 +69,7 @@ def record(kind: type[Record], values: Any, source: str) -> Record:
     missing = [name for name in needed if name not in values]
     if missing:
         raise InputError(f"{source} lacks {', '.join(missing)}; needed: {', '.join(needed)}")
-    hints = _hints(kind)
+    hints = hints_of(kind)
     return kind(**checked(values, {one.name: hints[one.name] for one in fields(kind)}, source))
 
 
@@ -101,15 +102,21 @@ def _checked(hint: Any, name: str, value: Any, source: str) -> Any:
     try:
         return _adapter(hint).validate_python(value)
     except ValidationError as error:
-        # of a value that may be one of several kinds, what is wrong inside the kind that it is
-        first = max(error.errors(), key=lambda found: len(found["loc"]))
+        first = what_is_wrong(error)
         place = "".join(f"[{at}]" for at in first["loc"] if isinstance(at, int))
         reason = f"{first['msg'][0].lower()}{first['msg'][1:]}"
         raise InputError(f"{source}: {name}{place} = {brief(first['input'])}: {reason}") from None
 
 
+def what_is_wrong(error: ValidationError) -> ErrorDetails:
+    """Return the part of an error that says most: of a value that may be one of several kinds, what
+    is wrong inside the kind that it is."""
+    return max(error.errors(), key=lambda found: len(found["loc"]))
+
+
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def hints_of(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take Python long to work out."""
     return typing.get_type_hints(kind, include_extras=True)
 
 

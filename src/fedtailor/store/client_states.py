@@ -112,18 +112,16 @@ class FileStates(StoredStates):
     def adopt(self, round_: int, clients: Sequence[int]) -> None:
         self._round = round_
         if staged_path(self._path, round_).exists():
-            self._open(round_)
+            self._staging = self._open_staging()
             self._staged = set(clients)
             self._adopted = frozenset(clients)
 
-    def _open(self, round_: int) -> None:
-        self._staging = RowFile(staged_path(self._path, round_), self._rows, self._row)
+    def _open_staging(self) -> RowFile:
+        return RowFile(staged_path(self._path, self._round), self._rows, self._row)
 
     def stage(self, client: int, state: Params | None) -> None:
         if state:
-            if self._staging is None:
-                self._open(self._round)
-            assert self._staging is not None
+            self._staging = self._staging or self._open_staging()
             self._staging.write(client, {**_as_rows(state), SEEN: _flag(1)})
             self._staged.add(client)
 

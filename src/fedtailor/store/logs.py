@@ -24,8 +24,6 @@ def read_log(
 ) -> list[Record]:
     """Read the committed lines of a log, each a ``kind``; ``skip`` has the lengths of the logs that
     have been read before."""
-    if path.stem not in commit.bytes:
-        raise InputError(f"{path.parent / 'commit.json'} lacks the length of {path.name}")
     committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
     start = skip[path.stem] if skip else 0
     records = []

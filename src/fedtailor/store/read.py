@@ -174,12 +174,7 @@ def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
 def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     """Read the run directory at ``path``, without methods and seeds that have not begun; with
     ``only``, one label with one seed. Raises InputError where it is not a run, a file is missing or
-    damaged, or no round is committed yet.
-
-    >>> read(Path("nowhere"))
-    Traceback (most recent call last):
-    fedtailor.errors.InputError: no directory 'nowhere'; give one that `fedtailor run` wrote
-    """
+    damaged, or no round is committed yet."""
     experiment = read_experiment(path)
     trials = [
         read_trial(folder, method["label"], method["name"], seed)

@@ -18,8 +18,6 @@ _FILE = "secret.json"
 
 @dataclass(frozen=True)
 class _Record:
-    """What the file says."""
-
     secret: str
 
 
