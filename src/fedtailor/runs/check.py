@@ -30,11 +30,10 @@ from ..store.format import (
     check_there,
     checksum,
     combined_checksum,
-    committed_bytes,
     damaged,
     has_commit,
 )
-from ..store.logs import LOGS
+from ..store.logs import LOGS, committed_bytes
 from ..store.row_file import RowFile
 from ..store.trained_rows import check_trained_rows
 from .base_model import MODEL_FILE, check_model, has_files
@@ -127,7 +126,7 @@ def _of_trial(folder: Path) -> Iterator[Test]:
         return
     for log in LOGS:
         path = folder / f"{log}.jsonl"
-        yield path, partial(_log, path, commit, log)
+        yield path, partial(_log, path, commit)
     if (folder / REFUSED_FILE).exists():
         yield folder / REFUSED_FILE, lambda: refusals_until(folder, 0) == b""  # no checksum
     of_round = re.compile(r"(?:round|private|diagnostics|confusion)-(\d+)").fullmatch
@@ -170,10 +169,9 @@ def _holdings(path: Path) -> bool:
     return stated is not None and has_checksum
 
 
-def _log(path: Path, commit: Commit, log: str) -> bool:
-    stated = commit.checksums.get(log)
-    committed_bytes(path, commit.bytes[log], stated)
-    return stated is not None
+def _log(path: Path, commit: Commit) -> bool:
+    committed_bytes(path, commit)
+    return path.stem in commit.checksums
 
 
 def _private(path: Path, commit: Commit) -> bool:

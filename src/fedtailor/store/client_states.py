@@ -86,12 +86,7 @@ class FileStates(StoredStates):
         if not self.has_states:
             return {}
         file = self._staging if client in self._staged else self._file
-        return self._without_flag(file, client) or self._initial(client)
-
-    def _without_flag(self, file: RowFile | None, client: int) -> Params:
-        """The client's state in a file; empty if it is not there."""
-        row = {} if file is None else file.read(client)
-        return row if row.pop(SEEN, 0) else {}
+        return state_in(file, client) or self._initial(client)
 
     def prefetch(self, clients: Sequence[int]) -> None:
         if self._file is not None:
@@ -192,7 +187,7 @@ class FileStates(StoredStates):
         return self._best
 
     def _copy(self, client: int) -> Params:
-        state = self._without_flag(self._file, client)
+        state = state_in(self._file, client)
         return {**_as_rows(state), KEPT: _flag(HERE if state else NOWHERE)}
 
     def _not_kept(self) -> list[int]:
@@ -220,6 +215,12 @@ class FileStates(StoredStates):
 
 def _flag(value: int) -> Tensor:
     return torch.tensor([value], dtype=torch.uint8)
+
+
+def state_in(file: RowFile | None, client: int) -> Params:
+    """The client's state in a file of states; empty if it is not there."""
+    row = {} if file is None else file.read(client)
+    return row if row.pop(SEEN, 0) else {}
 
 
 def best_path(store: Path, round_: int) -> Path:

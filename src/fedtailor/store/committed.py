@@ -10,7 +10,7 @@ from ..method import Server
 from ..params import Params, aligned, strip_prefix
 from .checked import Count as Count
 from .checked import Seed
-from .client_states import HERE, IN_STORE, KEPT, SEEN, best_path, bring_back, staged_path
+from .client_states import HERE, IN_STORE, KEPT, best_path, bring_back, staged_path, state_in
 from .files import load_tensors, read_record, write_atomically, write_json
 from .format import REFUSED_FILE, check_committed, combined_checksum, damaged, trial_of, whole_lines
 from .logs import LOGS, read_log
@@ -172,8 +172,7 @@ class CommittedStates:
             row = self._best.read(client)
             if (where := row.pop(KEPT)) != IN_STORE:
                 return row if where == HERE else {}
-        row = {} if self._last is None else self._last.read(client)
-        return row if row.pop(SEEN, 0) else {}
+        return state_in(self._last, client)
 
 
 def _opened(path: Path, commit: Commit) -> RowFile | None:

@@ -209,18 +209,6 @@ def end_last_line(path: Path) -> None:
             os.truncate(path, whole)
 
 
-def committed_bytes(path: Path, length: int, stated: str | None) -> bytes:
-    """Return the first ``length`` bytes of a log, whose checksum must be the ``stated`` one."""
-    check_there(path)
-    with path.open("rb") as file:
-        committed = file.read(length)
-    if len(committed) < length:
-        raise damaged(path, f"it holds {len(committed)} bytes, fewer than the {length} committed")
-    if stated not in (None, checksum(committed)):
-        raise damaged(path)
-    return committed
-
-
 def seal_tensors(encoded: bytes) -> tuple[bytes, memoryview]:
     """Return a safetensors file in two parts, of which the first, its header, has the checksum."""
     end = 8 + int.from_bytes(encoded[:8], "little")
@@ -349,22 +337,16 @@ def _rows_within(part: tuple[int, int], start: int, shape: tuple[int, ...]) -> s
 
 def stored_parts(file: int) -> Iterator[tuple[int, int]]:
     """Where each part of an open file begins and ends that takes room; zeros lie between them."""
-    size = os.fstat(file).st_size
-    start = _next_data(file, 0, size)
-    while start < size:
+    end = 0
+    while True:
+        try:
+            start = os.lseek(file, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # nothing after this takes room
         end = os.lseek(file, start, os.SEEK_HOLE)
         yield start, end
-        start = _next_data(file, end, size)
-
-
-def _next_data(file: int, start: int, size: int) -> int:
-    """Where the next bytes are that take room; ``size`` if there are none."""
-    try:
-        return os.lseek(file, start, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return size
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from .checked import check_results, load_json, read_json, record, records
-from .format import check_belongs, committed_bytes, has_commit, trial_of
+from .format import check_belongs, check_there, checksum, damaged, has_commit, trial_of
 from .records import BestRound, Commit, EvaluationLine, RefusedResult, RoundLine
 
 if TYPE_CHECKING:
@@ -24,15 +24,28 @@ def read_log(
 ) -> list[Record]:
     """Read the committed lines of a log, each a ``kind``; ``skip`` has the lengths of the logs that
     have been read before."""
-    committed = committed_bytes(path, commit.bytes[path.stem], commit.checksums.get(path.stem))
     start = skip[path.stem] if skip else 0
     records = []
-    for number, line in enumerate(committed[start:].splitlines(), start=1):
+    for number, line in enumerate(committed_bytes(path, commit)[start:].splitlines(), start=1):
         source = f"{path} line {number}"
         found = record(kind, load_json(line, source), source)
         _check_lengths(found, source)
         records.append(found)
     return records
+
+
+def committed_bytes(path: Path, commit: Commit) -> bytes:
+    """Return the bytes of a log that ``commit`` counts. Raises InputError where one is missing, or
+    their checksum is another one."""
+    check_there(path)
+    length, stated = commit.bytes[path.stem], commit.checksums.get(path.stem)
+    with path.open("rb") as file:
+        committed = file.read(length)
+    if len(committed) < length:
+        raise damaged(path, f"it holds {len(committed)} bytes, fewer than the {length} committed")
+    if stated not in (None, checksum(committed)):
+        raise damaged(path)
+    return committed
 
 
 def _check_lengths(line: DataclassInstance, source: str) -> None:

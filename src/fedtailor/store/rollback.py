@@ -35,10 +35,9 @@ from .format import (
     check_tensors,
     checksum,
     combined_checksum,
-    committed_bytes,
     trial_folder,
 )
-from .logs import LOGS, read_log
+from .logs import LOGS, committed_bytes, read_log
 from .read import read_experiment
 from .records import RoundLine
 from .row_file import RowFile
@@ -194,7 +193,7 @@ class _Trial:
         logs, commit = {}, self.commit
         for log in LOGS:
             path = self.folder / f"{log}.jsonl"
-            content = committed_bytes(path, commit.bytes[log], commit.checksums.get(log))
-            lines = [(load_json(x, str(path)), x) for x in content.splitlines(keepends=True)]
+            content = committed_bytes(path, commit).splitlines(keepends=True)
+            lines = [(load_json(line, str(path)), line) for line in content]
             logs[log] = b"".join(x for said, x in lines if said["round"] <= commit.best_round)
         return logs

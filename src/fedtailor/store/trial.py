@@ -53,13 +53,12 @@ from .format import (
     REFUSED_FILE,
     as_json,
     check_committed,
-    committed_bytes,
     end_last_line,
     has_commit,
     held_checksum,
 )
 from .lines import clients_line, confusion_of, history_line, timings_line
-from .logs import LOGS, read_log
+from .logs import LOGS, committed_bytes, read_log
 from .metrics import Metric
 from .records import RoundLine, Timing
 
@@ -119,12 +118,10 @@ class TrialStore:
         return self.path / f"{name}.jsonl"
 
     def _cut(self, log: str) -> None:
-        path, length = self._log(log), self.last.bytes[log]
+        path = self._log(log)
         path.touch()
-        if length:
-            committed = committed_bytes(path, length, self.last.checksums.get(log))
-            self._logged[log].update(committed)
-        os.truncate(path, length)
+        self._logged[log].update(committed_bytes(path, self.last))
+        os.truncate(path, self.last.bytes[log])
 
     @property
     def has_begun(self) -> bool:
