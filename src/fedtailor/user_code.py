@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from .errors import InputError
@@ -301,21 +301,9 @@ def _load_file(path: Path, sha256: str | None) -> ModuleType:
     return module
 
 
-class _Loader(SourceFileLoader):
-    """Runs a source that has been read; no compiled file is written beside it."""
-
-    def __init__(self, name: str, path: Path, source: bytes) -> None:
-        super().__init__(name, str(path))
-        self._source = source
-
-    def get_code(self, fullname: str) -> CodeType:
-        _sources[fullname] = self._source
-        _files.add(self.path)
-        return self.source_to_code(self._source, self.path)
-
-
-class _Beside(MetaPathFinder):
-    """Finds the files that files of the user's own import from their folders."""
+class _Beside(MetaPathFinder, Loader):
+    """Finds the files that files of the user's own import from their folders, and runs them as they
+    were when they were read; no compiled file is written beside them."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[Path, bytes]] = {}
@@ -341,9 +329,13 @@ class _Beside(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname not in self._files:
             return None
-        file, source = self._files[fullname]
-        loader = _Loader(fullname, file, source)
-        return spec_from_file_location(fullname, file, loader=loader)
+        return spec_from_file_location(fullname, self._files[fullname][0], loader=self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        file, source = self._files[module.__name__]
+        _sources[module.__name__] = source
+        _files.add(str(file))
+        exec(compile(source, str(file), "exec", dont_inherit=True), vars(module))
 
 
 _beside = _Beside()

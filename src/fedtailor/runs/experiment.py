@@ -313,7 +313,7 @@ def _method(label: str, fields: Any) -> Method:
     about = ("name", "class", "sha256") if "class" in fields else ("name",)
     changes = {k: v for k, v in fields.items() if k not in about}
     if "class" in fields:
-        method = own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
+        method = _own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
         if fields.get("name", method.name) != method.name:
             raise InputError(
                 f"methods.{label}.name = {fields['name']!r}, but the class is called "
@@ -327,10 +327,8 @@ def _method(label: str, fields: Any) -> Method:
     return build(method, changes, f"methods.{label}")
 
 
-def own_method(reference: str, sha256: str | None = None, where: str = "") -> Method:
-    """A method of the user's own with its defaults, from ``FILE.py:CLASS`` or
-    ``package.module:CLASS``, whose file has this ``sha256``, if one is given. Messages begin with
-    ``where``."""
+def _own_method(reference: str, sha256: str | None, where: str) -> Method:
+    """A method of the user's own with its defaults; messages begin with ``where``."""
     try:
         kind = load_object(reference, sha256)
     except InputError as error:
@@ -343,8 +341,7 @@ def own_method(reference: str, sha256: str | None = None, where: str = "") -> Me
     if not isinstance(getattr(kind, "name", None), str):
         raise InputError(f'{where}{name} has no name; write name: ClassVar[str] = "mine"')
     none, fields = dataclasses.MISSING, dataclasses.fields(kind)
-    needed = [f for f in fields if f.init and f.default is none and f.default_factory is none]
-    without = [f.name for f in needed]
+    without = [f.name for f in fields if f.init and f.default is none and f.default_factory is none]
     if without:
         raise InputError(f"{where}{name} needs a default for {', '.join(without)}")
     method = kind()

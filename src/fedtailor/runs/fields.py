@@ -42,7 +42,9 @@ def _checked(kind: type, name: str, value: Any, where: str) -> Any:
         if not isinstance(value, hint):  # type: ignore[arg-type]
             raise InputError(f"{key} must be a table, got {brief(value)}")
         return value
-    if (entry := _entry(hint)) is not None:
+    entry, *_ = typing.get_args(hint) or (None,)
+    is_list = typing.get_origin(hint) is tuple
+    if is_list and isinstance(entry, type) and dataclasses.is_dataclass(entry):
         return _entries(entry, value, key)
     if value == "none" and type(None) in typing.get_args(hint):  # TOML has no null
         return None
@@ -83,13 +85,6 @@ _REASONS = {  # in other words than pydantic's
     "float_parsing": "it must be a number",
     "float_type": "it must be a number",
 }
-
-
-def _entry(hint: Any) -> type | None:
-    """The dataclass of which a field of this type has any number; None: it is of another type."""
-    entry, *_ = typing.get_args(hint) or (None,)
-    is_list = typing.get_origin(hint) is tuple and dataclasses.is_dataclass(entry)
-    return entry if is_list else None
 
 
 def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:

@@ -18,9 +18,9 @@ from ..errors import DivergedError, InputError, unknown
 from ..methods import METHODS
 from ..store.files import write_atomically
 from ..store.format import as_json
-from ..store.metrics import best_round, higher_is_better, summary
+from ..store.metrics import higher_is_better, summary
 from ..store.read import read as read_run
-from ..store.selection import by_round, metric_of
+from ..store.selection import metric_of, validated
 from ..user_code import absolute
 from . import builtin
 from .experiment import Experiment, own_code, parse, read, read_toml
@@ -302,15 +302,15 @@ def _evaluate(
         run(experiment, folder, summary=False)
     except DivergedError as error:
         return Outcome(label, number, settings, None, None, str(error))
-    done = read_run(folder)
+    done = read_run(folder, only=(label, tuning.seed))  # others were added to it
     metric = metric_of([done])
-    (trial,) = (one for one in done.trials if one.seed == tuning.seed)  # others were added to it
-    evaluated = by_round(trial, "personal", "validation")
-    means = {round_: summary(evaluations, metric).mean for round_, evaluations in evaluated.items()}
-    round_ = best_round(means, metric)
-    if math.isnan(means[round_]):
+    chosen = validated(done.trials[0], "personal", metric)
+    assert chosen is not None  # there are validation data
+    round_, evaluation = chosen
+    mean = summary(evaluation, metric).mean
+    if math.isnan(mean):
         return Outcome(label, number, settings, None, None, f"{metric} on validation is nan")
-    score = means[round_] if higher_is_better(metric) else -means[round_]
+    score = mean if higher_is_better(metric) else -mean
     return Outcome(label, number, settings, score, round_, metric=metric)
 
 

@@ -45,7 +45,9 @@ class RowFile:
         self._path, self._rows = path, num_rows
         self._row = _widest_first(example)
         more = {CHECKSUMS: torch.zeros((), dtype=torch.int64)} if checksums else {}
-        header, places = _header(num_rows, _widest_first({**example, **more}))
+        whole = _widest_first({**example, **more})
+        self._sizes = {name: _nbytes(value) for name, value in whole.items()}  # of a row
+        header, places = _header(num_rows, whole)
         if not path.exists():
             self._make(header, max(end for _, end in places.values()))
         columns(path)  # checked
@@ -91,9 +93,8 @@ class RowFile:
     def is_written(self, index: int) -> bool:
         """Whether a row has a checksum or a flag, which begins with ``__``: one that was never
         written has none, whatever else has become of its bytes."""
-        flags = {name: like for name, like in self._row.items() if name.startswith("__")}
-        for name, like in flags.items():
-            part = bytearray(like.numel() * like.element_size())
+        for name in (name for name in self._row if name.startswith("__")):
+            part = bytearray(self._sizes[name])
             self._read(name, index, memoryview(part))
             if any(part):
                 return True
@@ -154,7 +155,7 @@ class RowFile:
         checked: whoever reads the row does that."""
         with naming(self._path):
             for name in self._start:
-                part = memoryview(bytearray(self._place(name, 1) - self._place(name, 0)))
+                part = memoryview(bytearray(self._sizes[name]))
                 source._read(name, index, part)
                 self._write(name, index, part)
 
@@ -165,28 +166,26 @@ class RowFile:
             data, place = data[done:], place + done
 
     def _place(self, name: str, index: int) -> int:
-        return self._start[name] + index * (8 if name == CHECKSUMS else _nbytes(self._row[name]))
+        return self._start[name] + index * self._sizes[name]
 
     def _data(self, rows: Params) -> dict[str, memoryview]:
         return {name: _bytes(value.to(self._row[name].dtype)) for name, value in rows.items()}
 
     def _parts(self, data: Mapping[str, memoryview], at: int) -> list[memoryview]:
         """The bytes of the row ``at`` of ``data``, in the order of the file."""
-        sizes = {name: _nbytes(like) for name, like in self._row.items()}
+        sizes = [(name, self._sizes[name]) for name in self._row]
         return [
             data[name][at * size : (at + 1) * size] if name in data else memoryview(bytes(size))
-            for name, size in sizes.items()
+            for name, size in sizes
         ]
 
     def prefetch(self, index: int) -> None:
         """Have the kernel fetch a row from the disk in the background, where it can (not macOS)."""
         if not hasattr(os, "posix_fadvise"):
             return
-        for name in self._start:
-            size = self._place(name, 1) - self._place(name, 0)
-            os.posix_fadvise(
-                self._descriptor, self._place(name, index), size, os.POSIX_FADV_WILLNEED
-            )
+        for name, size in self._sizes.items():
+            place = self._place(name, index)
+            os.posix_fadvise(self._descriptor, place, size, os.POSIX_FADV_WILLNEED)
 
     def sync(self) -> None:
         """Bring what was written to the disk."""

@@ -97,7 +97,10 @@ class TrialStore:
         self.last = replace(self.last, rounds=rounds)
         self._result.unlink(missing_ok=True)  # of a kill inside `finish` or `_reopen`
         for log in LOGS:
-            self._cut(log)
+            file = self._log(log)
+            file.touch()
+            self._logged[log].update(committed_bytes(file, self.last))
+            os.truncate(file, self.last.bytes[log])
         end_last_line(path / REFUSED_FILE)
 
     @property
@@ -116,12 +119,6 @@ class TrialStore:
 
     def _log(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
-
-    def _cut(self, log: str) -> None:
-        path = self._log(log)
-        path.touch()
-        self._logged[log].update(committed_bytes(path, self.last))
-        os.truncate(path, self.last.bytes[log])
 
     @property
     def has_begun(self) -> bool:
