@@ -19,7 +19,7 @@ from ..data.sources import objective_of_data, read_columns
 from ..data.table import Dataset, Images, Tokens
 from ..data.tokens import num_ids
 from ..engine.checks import check, check_plan
-from ..engine.config import EngineConfig
+from ..engine.config import EngineConfig, Plan
 from ..engine.metrics import Metrics
 from ..engine.prepare import with_least_batch
 from ..errors import InputError, brief, listed, of_method, unknown
@@ -296,7 +296,7 @@ def for_targets(backbone: Backbone, scale: Sequence[float]) -> Backbone:
 
 
 def task_of(
-    experiment: Experiment,
+    experiment: Experiment | Plan,
     method: Method,
     backbone: Backbone,
     seed: int,

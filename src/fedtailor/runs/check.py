@@ -44,7 +44,6 @@ _READ_AGAIN = (
     *("onboarded/[!.]*/*.json", "onboarded/[!.]*/*.safetensors"),
 )  # in the folder of a trial
 
-_TOP = ("experiment.json", "environment.json")
 Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 
 
@@ -85,7 +84,8 @@ def check(out: Path) -> Checked:
 
 
 def _tests(out: Path) -> Iterator[Test]:
-    yield from ((out / name, partial(_json, out / name)) for name in _TOP)
+    for name in ("experiment.json", "environment.json"):
+        yield out / name, partial(_json, out / name)
     yield out, lambda: bool(open_run(out))  # the copies of the user's own files
     if (out / MODEL_FILE).exists():
         yield out / MODEL_FILE, lambda: check_model(open_run(out).model, out)

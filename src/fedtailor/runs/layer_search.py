@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -20,7 +20,6 @@ from ..method import Method
 from ..models import load_tokenizer
 from ..params import count
 from ..task.backbone import Backbone
-from ..task.task import Task
 from ..uploads.attacks import AttackConfig
 from .build import backbone_of, federation_of, task_of
 from .experiment import Experiment
@@ -58,12 +57,10 @@ def try_suffixes(
     *,
     seed: int = 0,
     patience: int = 1,
-    task_of: Callable[[Method], Task] | None = None,
 ) -> Iterator[Candidate]:
     """Train each suffix on half of ``rows``, best those of nobody, and score it on the other half;
-    ``plan.rounds`` are epochs, and ``task_of`` makes a task. Begins with the smallest suffix and
-    ends when ``patience`` of them in a row were no better than the best before, or at the whole
-    model."""
+    ``plan.rounds`` are epochs. Begins with the smallest suffix and ends when ``patience`` of them
+    in a row were no better than the best before, or at the whole model."""
     if "layers" not in {field.name for field in fields(method)}:
         raise InputError(f"method {method.name!r} has no field layers")
     if dataset.class_numbers is None:
@@ -83,7 +80,7 @@ def try_suffixes(
     best, worse = -1.0, 0
     for layers in suffixes(backbone):
         chosen = replace(method, layers=layers)  # type: ignore[call-arg]
-        task = Task(backbone, chosen.adapt, seed=seed) if task_of is None else task_of(chosen)
+        task = task_of(plan, chosen, backbone, seed)
         *_, last = rounds(chosen, task, federation, plan)
         scored = next(e for e in last.evaluations if e.split == "validation")
         accuracy = scored.accuracy[0]
@@ -122,5 +119,4 @@ def choose_layers(
         replace(experiment.plan, rounds=epochs),
         seed=seed,
         patience=patience,
-        task_of=lambda chosen: task_of(experiment, chosen, backbone, seed),
     )

@@ -47,8 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise missing(path) from None
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold an object, not {type(values).__name__}")
-    content: dict[str, Any] = unseal_json(values, path)
-    return content
+    return unseal_json(values, path)
 
 
 def read_record(kind: type[Record], path: Path) -> Record:

@@ -22,6 +22,7 @@ import os
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,10 @@ def missing(path: Path) -> InputError:
 def check_there(*paths: Path) -> None:
     """Check that all files are there. Raises InputError where one is not."""
     for path in paths:
-        try:
-            is_there = path.exists()
-        except OSError:  # of a name that no file can have
-            is_there = False
-        if not is_there:
-            raise missing(path)
+        with suppress(OSError):  # of a name that no file can have
+            if path.exists():
+                continue
+        raise missing(path)
 
 
 def check_committed(files: Mapping[Path, str | None]) -> None:
@@ -180,13 +179,10 @@ def seal_json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(sealed, indent=2) + "\n").encode()
 
 
-def unseal_json(content: Any, path: Path) -> Any:
+def unseal_json(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the ``content`` of the JSON file at ``path`` without its checksum. Raises InputError
     where the checksum is not that of the content."""
-    if not isinstance(content, dict) or _KEY not in content:
-        return content
-    stated = content.pop(_KEY)
-    if stated != _json_checksum(content):
+    if _KEY in content and content.pop(_KEY) != _json_checksum(content):
         raise damaged(
             path, f"its checksum does not match (after a change by hand, delete {_KEY!r} there)"
         )
