@@ -198,7 +198,7 @@ def test_widened_is_narrowed_undone() -> None:
     task = Task(digits_backbone())
     groups = find_groups(task)
     cut = slice_submodel(task.state, groups, [3, 5])
-    full = pad_to_full(cut, groups)
+    full = pad_to_full(cut, task.state)
     assert {n: v.shape for n, v in full.items()} == {n: v.shape for n, v in task.state.items()}
     assert full["hidden.weight"][:5, :27].equal(task.state["hidden.weight"][:5, :27])
     assert full["hidden.weight"].count_nonzero() == 5 * 27

@@ -17,6 +17,7 @@ from ..data import Data, DataConfig, Dataset
 from ..errors import InputError, naming
 from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params, with_lora
+from ..layers.submodel import pad_to_full
 from ..method import Method, Portable
 from ..models.packages import BUILTIN
 from ..objectives.objective import Objective
@@ -29,7 +30,7 @@ from ..temporary_folder import temporary_folder
 from .adapter import HEAD_FILE, write_adapter
 from .card import card, licence
 from .code import write_code
-from .network import WEIGHTS, Network, padded, write_tensors
+from .network import WEIGHTS, Network, write_tensors
 from .scores import ModelScores, SplitScore
 
 ABOUT = "export.json"
@@ -267,7 +268,7 @@ def _merged(model: ClientModel, portable: Portable) -> Portable:
         name = f"{path}.weight"  # of a tied head, too, which then has weights of its own
         m = portable.magnitudes.get(path)
         tensors[name] = with_lora(tensors.get(name, own[name]), A, B, m)
-    return Portable("plain", padded(tensors, own))
+    return Portable("plain", pad_to_full(tensors, own))
 
 
 def _write_transformer(network: Network, tensors: Params, out: Path) -> dict[str, Any]:

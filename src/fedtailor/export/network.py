@@ -16,7 +16,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn import functional as F
 
 from ..errors import InputError
 from ..models.config import ModelConfig
@@ -264,13 +263,3 @@ def write_tensors(path: Path, tensors: Params) -> None:
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), path.name) from None
     path.chmod(mode)
-
-
-def padded(tensors: Params, like: Params) -> Params:
-    """The tensors at the shapes of ``like``: zeros take the place of units that they lack."""
-    full = {}
-    for name, value in tensors.items():
-        missing = [b - a for a, b in zip(value.shape, like[name].shape, strict=True)]
-        widths = [width for m in reversed(missing) for width in (0, m)]
-        full[name] = F.pad(value, widths) if any(missing) else value
-    return full

@@ -82,15 +82,14 @@ def slice_submodel(state: Params, groups: Sequence[Group], kept: Sequence[int]) 
     return cut
 
 
-def pad_to_full(state: Params, groups: Sequence[Group]) -> Params:
-    """The inverse of `slice_submodel`: the full shapes, with zeros for the units that were cut."""
-    full = dict(state)
-    for group in groups:
-        for name, axis, block in group.cuts:
-            value = full[name]
-            missing = group.size * block - value.shape[axis]
-            if missing:
-                full[name] = F.pad(value, [0, 0] * (value.dim() - 1 - axis) + [0, missing])
+def pad_to_full(state: Params, like: Params) -> Params:
+    """The inverse of `slice_submodel`: the shapes of ``like``, with zeros for the units that were
+    cut."""
+    full = {}
+    for name, value in state.items():
+        missing = [b - a for a, b in zip(value.shape, like[name].shape, strict=True)]
+        widths = [width for m in reversed(missing) for width in (0, m)]
+        full[name] = F.pad(value, widths) if any(missing) else value
     return full
 
 

@@ -113,7 +113,7 @@ class HeteroFL(Method):
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         groups = self._groups(task)
         kept = torch.tensor(kept_units(trained, groups), device=task.device, dtype=torch.int64)
-        return {**pad_to_full(trained, groups), _KEPT: kept}
+        return {**pad_to_full(trained, task.state), _KEPT: kept}
 
     def pack(self, task: Task, upload: Params) -> Params:
         submodel = slice_submodel(upload, self._groups(task), upload[_KEPT].tolist())
@@ -133,7 +133,7 @@ class HeteroFL(Method):
                 f"{entry_of(self.widths, client)} it must have {own}"
             )
         sent = pick(upload, received)
-        within = pad_to_full(slice_submodel(sent, groups, own), groups)
+        within = pad_to_full(slice_submodel(sent, groups, own), sent)
         for name, value in sent.items():
             if not value.equal(within[name]):
                 raise InputError(f"{name} holds values beyond the client's width; allowed there: 0")
@@ -143,7 +143,7 @@ class HeteroFL(Method):
         if _KEPT not in upload:
             return whole
         groups = self._groups(task)
-        return pad_to_full(slice_submodel(whole, groups, upload[_KEPT].tolist()), groups)
+        return pad_to_full(slice_submodel(whole, groups, upload[_KEPT].tolist()), whole)
 
     def aggregate(self, task: Task, server: Server, uploads: Params, cohort: Cohort) -> Server:
         w = cohort.shares if self.weights == "examples" else torch.ones_like(cohort.shares)
