@@ -36,9 +36,7 @@ from ..task.batch_norm import FunctionalBatchNorm
 from ..task.task import Task
 
 _EXAMPLES = 4  # in the made-up batch
-
 _SIDES = (8, 16, 28, 32, 64, 96, 224)  # of its pictures
-
 _PROBES = 2  # passes a layer, each with another half of its channels changed
 
 # The exceptions of a forward pass whose input has another shape; InputError is a ValueError.
@@ -133,20 +131,13 @@ def find_groups(task: Task) -> tuple[Group, ...]:
 
 @dataclass
 class _Pass:
-    """The logits of a forward pass, and the inputs of every watched module by its path."""
-
-    logits: Tensor
-    inputs: dict[str, list[Tensor]]
-
-
-@dataclass
-class _Trial:
-    """What the stand-ins do in a pass, by the layer's path, and the inputs that they record."""
+    """What the stand-ins do in a forward pass, by the layer's path, and what comes of it."""
 
     blank: bool = False  # return zeros
     changed: dict[str, Tensor] = field(default_factory=dict)  # channels with other noise, bool
     units: dict[str, int] = field(default_factory=dict)  # how many channels; else all
-    inputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    inputs: dict[str, list[Tensor]] = field(default_factory=dict)  # of every watched module
+    logits: Tensor = field(init=False)
 
 
 class _Search:
@@ -172,7 +163,7 @@ class _Search:
             for _, module in task.model.named_modules(remove_duplicate=False)
             for p in module.parameters(recurse=False)
         )
-        self.trial = _Trial()
+        self.trial = _Pass()
         self.drawn: dict[tuple[str, str, tuple[int, ...]], Tensor] = {}
         self.calls: Counter[str] = Counter()
 
@@ -181,7 +172,7 @@ class _Search:
             batch = self._batch()
             if batch is None:
                 return
-            base = self._run(batch)
+            base = self._run(batch, _Pass())
             self.calls = Counter({path: len(inputs) for path, inputs in base.inputs.items()})
             links = {path: self._reach(path, batch, base) for path in self._sources()}
             for members in _components({p: fed for p, fed in links.items() if fed is not None}):
@@ -212,7 +203,7 @@ class _Search:
         for probe in range(_PROBES):
             drawn = random.uniform(random.key("half", source, probe), (units,))
             half = drawn.argsort().argsort() < (units + probe) // 2
-            trial = self._run(batch, changed={source: half.to(self.task.device)})
+            trial = self._run(batch, _Pass(changed={source: half.to(self.task.device)}))
             if not torch.equal(trial.logits, base.logits):
                 return None
             for path, inputs in trial.inputs.items():
@@ -275,7 +266,7 @@ class _Search:
                 shape[at] = shape[at] // group.size * units
                 expected[path] = [torch.Size(shape)]
         try:
-            half = self._run(batch, units=dict.fromkeys(members, units), state=state)
+            half = self._run(batch, _Pass(units=dict.fromkeys(members, units)), state)
         except _UNFIT:
             return False
         shapes = {path: [x.shape for x in inputs] for path, inputs in half.inputs.items()}
@@ -287,7 +278,7 @@ class _Search:
         fitting = []
         for batch in _made_up(self.task):
             try:
-                trial = self._run(batch, blank=True)
+                trial = self._run(batch, _Pass(blank=True))
             except _UNFIT:
                 continue
             fitting.append(batch)
@@ -299,18 +290,10 @@ class _Search:
                 return batch
         return fitting[0] if fitting else None
 
-    def _run(
-        self,
-        batch: Batch,
-        *,
-        blank: bool = False,
-        changed: dict[str, Tensor] | None = None,
-        units: dict[str, int] | None = None,
-        state: Params | None = None,
-    ) -> _Pass:
-        self.trial = _Trial(blank, changed or {}, units or {})
-        logits = self.task.logits(state or {}, batch)
-        return _Pass(logits, self.trial.inputs)
+    def _run(self, batch: Batch, trial: _Pass, state: Params | None = None) -> _Pass:
+        self.trial = trial
+        trial.logits = self.task.logits(state or {}, batch)
+        return trial
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
