@@ -31,10 +31,7 @@ from .activations import (
 )
 
 Smooth = Literal["first-order", "mask"]
-
 MaxPool = Literal["own", "structural"]
-
-
 Entry = tuple[Tensor | Callable[[Tensor], Tensor], ...]
 """Of an activation: its pieces, bool of its shape, or functions that make them for its input; the
 point at which it is linearised; or the indices of maxima."""
@@ -293,7 +290,5 @@ def _is_layer(thing: Any) -> bool:
 
 
 _INDICES = frozenset(f"{name}_with_indices" for name in POOLS)
-
 _EXTREMES = frozenset({"max", "min"})
-
 _KNOWN = frozenset({*PIECEWISE, *SMOOTH, *POOLS, *UNGATED, *IN_PLACE, *_INDICES})

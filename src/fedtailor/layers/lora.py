@@ -255,16 +255,10 @@ def without_lora(task: Task, state: Params, prefix: str = "") -> Params:
     for path, (A, B) in lora_factors(task, state).items():
         if path.startswith(prefix):
             name = f"{path.removeprefix(prefix)}.weight"
-            start = weight_of(task.original.model, path.removeprefix(prefix))
-            plain[name] = with_lora(plain.get(name, start), A, B, magnitudes.get(path))
+            layer: Any = task.original.model.get_submodule(path.removeprefix(prefix))
+            start = plain.get(name, layer.weight.detach())  # of a quantised layer, too
+            plain[name] = with_lora(start, A, B, magnitudes.get(path))
     return plain
-
-
-def weight_of(model: nn.Module, path: str) -> Tensor:
-    """The weights ``[d_out, d_in]`` of a linear layer, also of a quantised one."""
-    layer: Any = model.get_submodule(path)
-    weight: Tensor = layer.weight.detach()
-    return weight
 
 
 def with_lora(W: Tensor, A: Tensor, B: Tensor, m: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from ...params import Params
 from ...torch_private import multiply_into
 from .blocks import Blocks
-from .layers import Gated, computed_rows, gated
+from .layers import Gated, gated, row_ranges
 
 
 class Selection(NamedTuple):
@@ -53,7 +53,7 @@ def _select(blocks: Blocks, widths: tuple[int, ...], kept: tuple[bool, ...]) -> 
     numbers, lengths, pieces = list[int](), list[int](), list[tuple[bool, int]]()
     for (_, place, sizes), width in zip(blocks.parts(), widths, strict=True):
         kept_here = kept[place]
-        rows = computed_rows(sizes, kept_here, width) if width else ()
+        rows = row_ranges(sizes, kept_here, width) if width else ()
         spans = [(a * width, b * width) for a, b in rows] or [(0, sum(sizes))]
         own = _pieces(sizes, kept_here, spans)
         lengths.append(sum(size for _, size in own))

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Bool = NDArray[np.bool_]
-
 Floats = NDArray[np.float64]
-
 Ints = NDArray[np.int64]
 
 

@@ -44,7 +44,8 @@ def gated(tensor: Tensor, gates: Tensor, sizes: Sequence[int]) -> Tensor:
 def row_ranges(
     sizes: tuple[int, ...], kept: tuple[bool, ...], width: int
 ) -> tuple[tuple[int, int], ...]:
-    """The rows that hold a kept block, as (first, last + 1), in order and apart.
+    """The rows that hold a kept block, as (first, last + 1), in order and apart; without any the
+    first row, which gives the output its shape.
 
     >>> row_ranges((3, 3, 4, 2), (True, False, False, True), 2)
     ((0, 2), (5, 6))
@@ -59,7 +60,7 @@ def row_ranges(
         if ranges and first <= ranges[-1][1]:
             first, _ = ranges.pop()
         ranges.append((first, last))
-    return tuple(ranges)
+    return tuple(ranges) or ((0, 1),)
 
 
 class GatedLinear(nn.Linear):
@@ -136,13 +137,6 @@ def _whole(layer: Gated) -> Tensor:
     return gated(layer.weight, layer.gates, layer.sizes)
 
 
-def computed_rows(
-    sizes: tuple[int, ...], kept: tuple[bool, ...], width: int
-) -> tuple[tuple[int, int], ...]:
-    """`row_ranges`, or else the first row, which gives the output its shape."""
-    return row_ranges(sizes, kept, width) or ((0, 1),)
-
-
 def _over_rows(
     layer: Gated, product: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor
 ) -> Tensor:
@@ -151,7 +145,7 @@ def _over_rows(
     Rows without a kept block are not computed: they are the bias alone.
     """
     rows, width = layer.shape[0], math.prod(layer.shape[1:])
-    ranges = computed_rows(layer.sizes, layer.kept, width)
+    ranges = row_ranges(layer.sizes, layer.kept, width)
     weight, bias = layer.weight.view(-1, *layer.shape[1:]), layer.bias
     if ranges == ((0, rows),):
         return product(x, weight, bias)
