@@ -91,13 +91,9 @@ def attention(
     if attention_mask is not None:
         attention_mask = attention_mask[..., :length].to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = _apply(_Attention, query, key, value, attention_mask, (scale, causal))[0]
+    function: Any = _Attention
+    output: Tensor = function.apply(query, key, value, attention_mask, (scale, causal))[0]
     return output.transpose(1, 2).contiguous(), None
-
-
-def _apply(function: Any, *inputs: Any) -> _Saved:
-    found: _Saved = function.apply(*inputs)
-    return found
 
 
 def _plain(form: _Form, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -111,38 +107,6 @@ def _plain(form: _Form, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) ->
     return weights.softmax(-1, dtype=torch.promote_types(v.dtype, torch.float32)).to(v.dtype) @ v
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form) -> _Saved:
-    """The output ``[b, heads, L, d]`` and the logarithms of the sums of the weights."""
-    kernels, (scale, causal) = torch.ops.aten, form
-    if q.is_cuda:
-        saved = kernels._scaled_dot_product_efficient_attention(
-            q, k, v, _aligned(mask, q, k), True, is_causal=causal, scale=scale
-        )[:2]
-    else:
-        saved = kernels._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, is_causal=causal, attn_mask=mask, scale=scale
-        )
-    return tuple(saved)
-
-
-def _backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form, *s: Tensor
-) -> _Saved:
-    """The gradients with respect to q, k and v; ``s`` is what `_forward` returned."""
-    kernels, (scale, causal) = torch.ops.aten, form
-    if q.is_cuda:
-        seeds = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which is 0
-        gradients = kernels._scaled_dot_product_efficient_attention_backward(
-            gradient, q, k, v, _aligned(mask, q, k), *s, *seeds, 0.0, [True] * 3 + [False],
-            causal, scale=scale,
-        )[:3]  # fmt: skip
-    else:
-        gradients = kernels._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, *s, 0.0, causal, attn_mask=mask, scale=scale
-        )
-    return tuple(gradients)
-
-
 def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """The mask with rows that start at multiples of 16 numbers, as the kernels for CUDA need it."""
     if mask is None:
@@ -153,11 +117,21 @@ def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 class _Attention(torch.autograd.Function):
-    """(q, k, v, mask, form) -> the output, and what the backward pass needs of it."""
+    """(q, k, v, mask, form) -> the output, and the logarithms of the sums of the weights, which the
+    backward pass needs."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form) -> _Saved:
-        return _forward(q, k, v, mask, form)
+        kernels, (scale, causal) = torch.ops.aten, form
+        if q.is_cuda:
+            saved = kernels._scaled_dot_product_efficient_attention(
+                q, k, v, _aligned(mask, q, k), True, is_causal=causal, scale=scale
+            )[:2]
+        else:
+            saved = kernels._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, is_causal=causal, attn_mask=mask, scale=scale
+            )
+        return tuple(saved)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -171,7 +145,8 @@ class _Attention(torch.autograd.Function):
         if ctx.needs_input_grad[3]:  # a learned bias
             plain = partial(_plain, ctx.form)
             return *torch.func.vjp(plain, q, k, v, mask)[1](gradient), None
-        return *_apply(_Backward, gradient, q, k, v, mask, ctx.form, *saved), None, None
+        function: Any = _Backward
+        return *function.apply(gradient, q, k, v, mask, ctx.form, *saved), None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
@@ -182,8 +157,22 @@ class _Backward(torch.autograd.Function):
     """(gradient, q, k, v, mask, form, *saved) -> the gradients with respect to q, k and v."""
 
     @staticmethod
-    def forward(*inputs: Any) -> _Saved:
-        return _backward(*inputs)
+    def forward(
+        gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, form: _Form,
+        *saved: Tensor,
+    ) -> _Saved:  # fmt: skip
+        kernels, (scale, causal) = torch.ops.aten, form
+        if q.is_cuda:
+            seeds = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which is 0
+            gradients = kernels._scaled_dot_product_efficient_attention_backward(
+                gradient, q, k, v, _aligned(mask, q, k), *saved, *seeds, 0.0, [True] * 3 + [False],
+                causal, scale=scale,
+            )[:3]  # fmt: skip
+        else:
+            gradients = kernels._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient, q, k, v, *saved, 0.0, causal, attn_mask=mask, scale=scale
+            )
+        return tuple(gradients)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -220,5 +209,5 @@ def _folded(function: Any, n: int, dims: Any, inputs: Any, mask: int) -> Any:
                 x = x.expand(n, b, *x.shape[2:])
             x = x.reshape(-1, *x.shape[2:])
         folded.append(x)
-    outputs = _apply(function, *folded)
+    outputs = function.apply(*folded)
     return tuple(x.reshape(n, b, *x.shape[1:]) for x in outputs), (0,) * len(outputs)
