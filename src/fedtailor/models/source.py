@@ -82,16 +82,13 @@ def transformers_config(source: str, config: ModelConfig) -> Any:
 
     what = f"can't read model {config.name!r}"
     if not Path(source).is_dir():
+        at = "" if config.revision is None else f" at revision {brief(config.revision)}"
         what = (
-            f"model {config.name!r}{_at(config)} is not a folder, was not downloaded before, and "
-            "can't be read from the Hugging Face hub"
+            f"model {config.name!r}{at} is not a folder, was not downloaded before, and can't be "
+            "read from the Hugging Face hub"
         )
     with faults_of_files(what):
         return AutoConfig.from_pretrained(source, **origin(source, config.revision))
-
-
-def _at(config: ModelConfig) -> str:
-    return "" if config.revision is None else f" at revision {brief(config.revision)}"
 
 
 @contextmanager

@@ -132,7 +132,8 @@ def _load_weights(
     as_stored = config.dtype == "bf16" and hf.dtype == torch.bfloat16
     if as_stored:  # mapped from the file: no copy in float32, and one for all processes
         model, info = load(**options | {"dtype": torch.bfloat16})
-        as_stored = not (info["missing_keys"] or info["mismatched_keys"] or _has_rounded(model))
+        has_rounded = any(b.dtype == torch.bfloat16 for b in model.buffers())  # which are exact
+        as_stored = not (info["missing_keys"] or info["mismatched_keys"] or has_rounded)
     if not as_stored:
         model = None  # not two at a time
         torch.set_rng_state(before)
@@ -164,11 +165,6 @@ def _load_weights(
             "copy them again"
         )
     return _finished(config, model), frozenset(new)
-
-
-def _has_rounded(model: nn.Module) -> bool:
-    """Whether a buffer, which is to be exact, was made in the type of the weights."""
-    return any(buffer.dtype == torch.bfloat16 for buffer in model.buffers())
 
 
 def _finished(config: ModelConfig, model: Any) -> nn.Module:
