@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from ..params import Params, to_device
 from ..runs.trained import Opened, TrainedMethod
@@ -25,7 +24,12 @@ class Models:
     read: Callable[[str], Params]  # a client's state
     run: str = ""
     shared: Params | None = None
-    _states: OrderedDict[str, Params] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        """Keep the states that were asked for last."""
+        self._client_state = lru_cache(_MOST_KEPT)(
+            lambda name: to_device(self.read(name), self.opened.task.device)
+        )
 
     @classmethod
     def of_run(cls, trained: TrainedMethod) -> Models:
@@ -50,9 +54,4 @@ class Models:
                 return None
             if name == self.run and self.shared is not None:
                 return self.shared
-        if name not in self._states:
-            self._states[name] = to_device(self.read(name), self.opened.task.device)
-        self._states.move_to_end(name)
-        while len(self._states) > _MOST_KEPT:
-            self._states.popitem(last=False)
-        return self._states[name]
+        return self._client_state(name)
