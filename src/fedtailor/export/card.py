@@ -76,17 +76,14 @@ def card(
     owner, client = whose, whose
     if is_shared:
         owner, client = "all clients (global)", f"{whose}; all clients have this same model"
-    lines = [
+    front = [
         "---",
         f"base_model: {_yaml(about['base']['name'])}",
         f"license: {_yaml(about['base']['licence'])}",
         f"library_name: {'peft' if about['form'] == 'adapter' else library}",
         "---",
-        "",
-        f"# {markdown(experiment.name)}: the model of {owner}",
-        "",
-        _origin(experiment, about, joined),
-        "",
+    ]
+    facts = [
         "| | |",
         "|---|---|",
         f"| method | {about['method']}{cited} |",
@@ -97,26 +94,30 @@ def card(
         f"| licence of the base model | {markdown(about['base']['licence'])} |",
     ]
     if (get := about["base"]["get"] or "").startswith("pip "):
-        lines.append(f"| the base model came with | `{get}`; this folder doesn't need it |")
+        facts.append(f"| the base model came with | `{get}`; this folder doesn't need it |")
     if rounding := experiment.model.rounding:
-        lines.append(f"| trained on | the base in {rounding}; here it has its unrounded weights |")
+        facts.append(f"| trained on | the base in {rounding}; here it has its unrounded weights |")
     if about["id2label"]:
         names = ", ".join(map(markdown, about["id2label"].values()))
-        lines.append(f"| {objective.names_classes} | {names} |")
+        facts.append(f"| {objective.names_classes} | {names} |")
     if about["max_length"]:
-        lines.append(f"| longest input | {about['max_length']} tokens |")
-    lines += ["", "## Results", ""]
+        facts.append(f"| longest input | {about['max_length']} tokens |")
+    scores = ["No results of this model were at hand where it was written."]
     if results:
-        lines += [
-            f"Of this model, as it was after round {results[0].round}, on data of {whose}:",
-            "",
-            *_table(results, objective),
-            *_baseline(results),
-        ]
-    else:
-        lines.append("No results of this model were at hand where it was written.")
-    lines += ["", "## Use", "", *_use(about), *_uses(about), ""]
-    return "\n".join(lines)
+        of = f"Of this model, as it was after round {results[0].round}, on data of {whose}:"
+        scores = [of, "\n".join(_table(results, objective)), *_baseline(results)]
+    parts = [
+        "\n".join(front),
+        f"# {markdown(experiment.name)}: the model of {owner}",
+        _origin(experiment, about, joined),
+        "\n".join(facts),
+        "## Results",
+        *scores,
+        "## Use",
+        *_use(about),
+        *_uses(about),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _client(about: Mapping[str, Any]) -> str:
@@ -179,12 +180,7 @@ def _use(about: Mapping[str, Any]) -> list[str]:
     own = ", and those that its own code imports" if has_own_code else ""
     return [
         f"It needs Python with these packages{own}:",
-        "",
-        "```",
-        f"pip install {' '.join(packages(about))}",
-        f"python use.py {given}",
-        "```",
-        "",
+        f"```\npip install {' '.join(packages(about))}\npython use.py {given}\n```",
         f"In Python, `Model` of `model.py` has `{does}` and `logits(batch)`.",
     ]
 
@@ -211,7 +207,7 @@ def _baseline(results: list[SplitScore]) -> list[str]:
                 f"Always answering the most frequent class of a client's training examples"
                 f"{answer} has an accuracy of {100 * score.majority:.1f} % on the test examples."
             )
-            return ["", text + poor]
+            return [text + poor]
     return []
 
 
@@ -222,13 +218,10 @@ def _served(about: Mapping[str, Any]) -> list[str]:
     if task != "CAUSAL_LM" or wide is None:
         return []
     base = about["network"]["source"] or "BASE"
+    command = f"vllm serve {base} --enable-lora --max-lora-rank {wide} --lora-modules client=."
     return [
-        "",
         f"Its rank is {rank}. vLLM serves it, beside the adapters of other clients:",
-        "",
-        "```",
-        f"vllm serve {base} --enable-lora --max-lora-rank {wide} --lora-modules client=.",
-        "```",
+        f"```\n{command}\n```",
     ]
 
 
@@ -236,20 +229,16 @@ def _uses(about: Mapping[str, Any]) -> list[str]:
     network = about["network"]
     if about["form"] == "plain" and network.get("source") == "." and "auto_class" in network:
         auto = network["auto_class"]
-        return ["", f"`transformers.{auto}.from_pretrained` loads this folder."]
+        return [f"`transformers.{auto}.from_pretrained` loads this folder."]
     if network.get("source") == "encoder":
-        return ["", "`transformers.AutoModel.from_pretrained` loads the folder `encoder`."]
+        return ["`transformers.AutoModel.from_pretrained` loads the folder `encoder`."]
     if about["form"] == "adapter":
-        return [
-            "",
-            "`peft.PeftModel.from_pretrained(base, folder)` adds the adapter to the base.",
-            *_served(about),
-        ]
+        adds = "`peft.PeftModel.from_pretrained(base, folder)` adds the adapter to the base."
+        return [adds, *_served(about)]
     if about["form"] == "gated_blocks":
         if about["settings"]["gates_of"] == "row":
-            return ["", "Each row has gates of its own."]
+            return ["Each row has gates of its own."]
         return [
-            "",
             "**A prediction depends on the rows that share its batch.** The gates are predicted "
             "for a whole batch: `predict` sorts the rows by length, and takes "
             f"{about['batch_size']} at a time, as when the results above were measured. A row by "
