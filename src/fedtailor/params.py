@@ -179,7 +179,15 @@ def strip_prefix(params: Params, prefix: str) -> Params:
 
 def encode(params: Params) -> bytes:
     """Return the wire form: safetensors bytes, for any dtype that safetensors knows."""
-    data: bytes = save({name: value.contiguous() for name, value in params.items()})
+    memory: set[int] = set()
+    separate: Params = {}
+    for name, value in params.items():
+        tensor = value.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share their memory
+        separate[name] = tensor.clone() if place in memory else tensor
+        memory.add(place)
+    data: bytes = save(separate)
     return data
 
 

@@ -73,7 +73,7 @@ def pack(head: DataclassInstance, payloads: Sequence[Params] = ()) -> RecordDict
         json.dumps(asdict(head)),
         json.dumps([list(payload) for payload in payloads]),
     ]
-    data = [encode(_separate(payload)) for payload in payloads]
+    data = [encode(payload) for payload in payloads]
     texts.append(_checksum(texts, data))
     about: Any = {"schema": SCHEMA, **dict(zip(_TEXTS, texts, strict=True))}
     arrays = {str(at): Array("uint8", (len(part),), _FORMAT, part) for at, part in enumerate(data)}
@@ -138,18 +138,6 @@ def _checksum(texts: Sequence[str], data: Sequence[bytes]) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
-
-
-def _separate(params: Params) -> Params:
-    """On the CPU, each in memory of its own: safetensors refuses tensors that share theirs."""
-    memory: set[int] = set()
-    separate: Params = {}
-    for name, value in params.items():
-        tensor = value.detach().cpu().contiguous()
-        place = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if place in memory else tensor
-        memory.add(place)
-    return separate
 
 
 def _ordered(data: bytes, names: Sequence[str]) -> Params:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
-from ..params import Params, clone, to_device
+from ..params import Params, clone
 from ..store.files import load_tensors, read_json, save_tensors, write_json
 
 UPDATE = "update.safetensors"  # until the second pass of a round with masks
@@ -85,9 +85,8 @@ class States:
         if not private:
             return
         self.check(client, base, best, number)
-        kept, path = self._kept(client), self._path(client, number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, private)
+        kept = self._kept(client)
+        save_tensors(self._file(client, _round_file(number)), private)
         for other, old in kept.items():
             if other not in (base, best, number):
                 old.unlink()
@@ -97,7 +96,7 @@ class States:
         same noise, so it must start from the same ``base`` and ``received`` tensors: from the
         difference of two answers one could tell what the client trains on. Raises InputError for
         others, and for a round before the last one."""
-        path = self._path(client, 0).with_name(SPENT)
+        path = self._file(client, SPENT)
         digest = hashlib.sha256(repr((base, *received)).encode())
         for value in received.values():
             digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -108,39 +107,42 @@ class States:
                 f"a request for round {number} came after one for round {last['round']} with "
                 "other tensors: a round is answered once, with its noise"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asked)
 
     def write_update(self, client: int, update: Params) -> None:
         """Keep what a client has sent masked, for a second pass."""
-        path = self._path(client, 0).with_name(UPDATE)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, clone(to_device(update, torch.device("cpu"))))
+        save_tensors(self._file(client, UPDATE), update)
 
     def take_update(self, client: int) -> Params:
         """That again, once. Raises InputError where there is none."""
-        path = self._path(client, 0).with_name(UPDATE)
+        path = self._file(client, UPDATE)
         update = clone(load_tensors(path))
         path.unlink()
         return update
 
     def keep(self, client: int, state: Params) -> Path:
         """Keep the model of the reported round, private tensors included; the folder it is in."""
-        path = self._path(client, 0).with_name(MODEL)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, clone(to_device(state, torch.device("cpu"))))
+        path = self._file(client, MODEL)
+        save_tensors(path, state)
         return path.parent
 
     def _kept(self, client: int) -> dict[int, Path]:
-        paths = self._path(client, 0).parent.glob("round-*")
+        paths = (self._folder / f"client-{client}").glob("round-*")
         return {int(m[1]): path for path in paths if (m := _NAME.fullmatch(path.name))}
 
     def _found(self, client: int, number: int) -> Path | None:
         """Where a client's state after a round is: here, or in the first folder before that has
         it, among those in which the round still counts."""
-        name = self._path(client, number).relative_to(self._folder)
+        name = f"client-{client}/{_round_file(number)}"
         folders = [self._folder, *(folder for folder, up_to in self._before if number <= up_to)]
         return next((path for folder in folders if (path := folder / name).is_file()), None)
 
-    def _path(self, client: int, number: int) -> Path:
-        return self._folder / f"client-{client}" / f"round-{number:06d}.safetensors"
+    def _file(self, client: int, name: str) -> Path:
+        """A file's place in a client's folder, which is made."""
+        folder = self._folder / f"client-{client}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+
+def _round_file(number: int) -> str:
+    return f"round-{number:06d}.safetensors"

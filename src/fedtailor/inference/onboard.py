@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from .. import random
 from ..data import Data, DataConfig
@@ -27,7 +26,7 @@ from ..engine.scoring import SPLITS
 from ..errors import InputError, brief, listed
 from ..objectives import objective_of
 from ..objectives.classification import UnknownLabelError
-from ..params import Params, aligned, clone, to_device
+from ..params import Params, aligned
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
 from ..runs.held_out import without_trained
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
@@ -145,7 +144,7 @@ def onboard(
         stage = folder / f".{client}.new"
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir()
-        save_tensors(stage / STATE_FILE, clone(to_device(state, torch.device("cpu"))))
+        save_tensors(stage / STATE_FILE, state)
         write_json(stage / RESULT_FILE, asdict(result))
         _put(stage, place, old)
     return result
