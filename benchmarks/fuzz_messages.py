@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedtailor.engine.config import EvaluateConfig
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.metrics import Metrics
-from fedtailor.engine.prepare import upload_chain
+from fedtailor.engine.prepare import blank_upload, upload_chain
 from fedtailor.engine.results import Round
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
@@ -25,7 +25,7 @@ from fedtailor.flower import codec, messages
 from fedtailor.flower.client import Site
 from fedtailor.flower.executor import GridExecutor, RemoteStates
 from fedtailor.flower.nodes import Nodes, Timeouts, remote_federation
-from fedtailor.flower.schema import upload_schema
+from fedtailor.flower.schema import UploadSchema
 from fedtailor.methods import METHODS
 from fedtailor.params import Params, add_prefix, decode, encode, not_finite
 from fedtailor.random import key
@@ -245,7 +245,7 @@ class _Server:
         self.first = self.method.init_client(self.task, 0, key(0, "client", 0))
         context = self.method, self.task, federation
         self.chain = upload_chain(*context, self.experiment.plan)
-        self.schema = upload_schema(*context, self.chain)
+        self.schema = UploadSchema.of(*blank_upload(*context, self.chain))
         digest = messages.digest(self.experiment)
         self.blank = messages.RoundRequest(digest, _RUN, name, 0, 0, "train", ())
         self.trains()

@@ -92,11 +92,8 @@ def client_app(
         return _answer(message, lambda: site.node_info(message.content, context.node_config))
 
     @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: site.work(message.content, context.node_config))
-
     @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
+    def work(message: Message, context: Context) -> Message:
         return _answer(message, lambda: site.work(message.content, context.node_config))
 
     return app

@@ -136,7 +136,8 @@ class NovelClients:
                     joined.append(client)
                     _warn(f"{title}: client {client} has joined; it keeps {words(answer[0].kept)}")
             if joined:
-                _record(folder, trained.round, joined)
+                everyone = sorted({*_read_joined(folder, trained.round), *joined})
+                write_json(folder / _JOINED, asdict(ClientsOfRound(trained.round, everyone)))
 
 
 def _read_joined(folder: Path, number: int) -> list[int]:
@@ -145,11 +146,6 @@ def _read_joined(folder: Path, number: int) -> list[int]:
     path = folder / _JOINED
     joined = read_record(ClientsOfRound, path) if path.exists() else ClientsOfRound(number, ())
     return list(joined.clients) if joined.round == number else []
-
-
-def _record(folder: Path, number: int, clients: Sequence[int]) -> None:
-    joined = sorted({*_read_joined(folder, number), *clients})
-    write_json(folder / _JOINED, asdict(ClientsOfRound(number, joined)))
 
 
 def _warn(line: str) -> None:

@@ -271,9 +271,13 @@ def remote_federation(
 ) -> Federation:
     """The clients of one seed: as many examples as they have, none of which is here. ``names`` are
     what the server calls them, by number."""
-    counts = {}
+    counts, told, partitions = dict[int, Counts](), dict[int, Sequence[int]](), set[str]()
     for info in infos.values():
-        counts.update({k: n for (at, k), n in _counts(info).items() if at == seed})
+        counts |= {k: n for (at, k), n in _counts(info).items() if at == seed}
+        for sizes in info.sizes:
+            if sizes.seed == seed:
+                partitions.add(sizes.partition)
+                told |= zip(info.clients, sizes.labels, strict=False)  # none, or of each client
     first = next(iter(infos.values()))
     if sorted(counts) != list(range(first.num_clients)):
         raise WireError(f"some nodes know nothing of seed {seed}")
@@ -282,23 +286,15 @@ def remote_federation(
     )
     if names is not None and len(names) != first.num_clients:
         raise InputError(f"{len(names)} names for {first.num_clients} clients: give one for each")
-    parts = {sizes.partition for c in infos.values() for sizes in c.sizes if sizes.seed == seed}
     digests = "over Flower: " + ", ".join(sorted({info.data for info in infos.values()}))
     if first.picture is None:
         inputs: Tokens | Images = Tokens(np.zeros(0, np.int64), np.zeros(1, np.int64))
     else:
         inputs = Images(np.zeros((0, *first.picture), np.uint8))
-    told = {
-        client: row
-        for info in infos.values()
-        for sizes in info.sizes
-        if sizes.seed == seed and sizes.labels
-        for client, row in zip(info.clients, sizes.labels, strict=True)
-    }
     labels = np.array([told[k] for k in sorted(told)]) if len(told) == len(counts) else None
     check_names("client", names or ())
     dataset = Dataset(inputs, 0, first.task, digests, classes=first.classes, scale=first.scale)
-    partition = Partition(train, validation, test, ", ".join(sorted(parts)), names=names)
+    partition = Partition(train, validation, test, ", ".join(sorted(partitions)), names=names)
     federation = Federation(dataset, partition, seed, remote=True, told_labels=labels)
     federation.check()
     return federation

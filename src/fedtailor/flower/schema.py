@@ -1,7 +1,7 @@
 """The form that a method's uploads have.
 
-The server finds it out as a client of its own that trains on blank examples. So it depends on
-nothing that clients send, and holds for the first one as for the last.
+The server finds it out by `blank_upload`, as a client of its own that trains on blank examples. So
+it depends on nothing that clients send, and holds for the first one as for the last.
 """
 
 from __future__ import annotations
@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..data.federation import Federation
-from ..engine.prepare import blank_upload
-from ..method import Method
 from ..params import Params
-from ..task.task import Task
-from ..uploads.chain import Chain
 from .codec import WireError
 
 Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # by name
@@ -57,12 +52,6 @@ class UploadSchema:
         """The schema of uploads like this one, and of what travels of it."""
         forms = form_of(upload), form_of(packed)
         return cls(*forms, max(map(wire_bytes, forms)))
-
-
-def upload_schema(method: Method, task: Task, federation: Federation, chain: Chain) -> UploadSchema:
-    """The schema of the method's uploads, as the ``chain`` sends them."""
-    upload, packed = blank_upload(method, task, federation, chain)
-    return UploadSchema.of(upload, packed)
 
 
 def form_of(params: Params) -> Form:

@@ -23,7 +23,7 @@ from flwr.supercore.exit import ExitCode
 from .. import random
 from ..engine.executors.work import Refusal, client_requests
 from ..engine.metrics import Metrics
-from ..engine.prepare import upload_chain
+from ..engine.prepare import blank_upload, upload_chain
 from ..engine.rounds import rounds
 from ..errors import DivergedError, InputError, one_line
 from ..params import to_device
@@ -45,7 +45,7 @@ from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, NovelClients, ha
 from .masking import GridClients
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation
-from .schema import upload_schema
+from .schema import UploadSchema
 
 
 def server_app(experiment: Experiment, out: Path | str, **options: Any) -> ServerApp:
@@ -181,7 +181,7 @@ def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts
         chain=chain,
         states=states,
         first_private=first,
-        schema=upload_schema(method, task, federation, chain),
+        schema=UploadSchema.of(*blank_upload(method, task, federation, chain)),
         nodes=nodes,
         timeouts=timeouts,
         blank=RoundRequest(experiment, names.run, trial.label, trial.seed, 0, "train", (), before),
