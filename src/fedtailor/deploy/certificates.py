@@ -72,9 +72,7 @@ def _make_authority(key_path: Path, path: Path) -> list[Path]:
         .add_extension(_usage(signs=True), critical=True)
         .sign(key, hashes.SHA384())
     )
-    _write_private(key_path, _pem(key))
-    path.write_bytes(certificate.public_bytes(Encoding.PEM))
-    return [key_path, path]
+    return _write(key_path, _pem(key), path, certificate.public_bytes(Encoding.PEM))
 
 
 def _make_server(deployment: Deployment, key_path: Path, path: Path) -> list[Path]:
@@ -99,18 +97,14 @@ def _make_server(deployment: Deployment, key_path: Path, path: Path) -> list[Pat
         .add_extension(issuer_key, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    _write_private(key_path, _pem(key))
-    path.write_bytes(certificate.public_bytes(Encoding.PEM))
-    return [key_path, path]
+    return _write(key_path, _pem(key), path, certificate.public_bytes(Encoding.PEM))
 
 
 def _make_site(path: Path) -> list[Path]:
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write_private(path, private)
-    path.with_suffix(".pub").write_bytes(public)
-    return [path, path.with_suffix(".pub")]
+    return _write(path, private, path.with_suffix(".pub"), public)
 
 
 def _new_certificate(
@@ -159,8 +153,11 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+def _write(key_path: Path, private: bytes, path: Path, public: bytes) -> list[Path]:
+    """Write a key that only the user can read, and what others get; return the two paths."""
+    key_path.parent.mkdir(parents=True, exist_ok=True)
+    key_path.unlink(missing_ok=True)
+    with os.fdopen(os.open(key_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(private)
+    path.write_bytes(public)
+    return [key_path, path]

@@ -260,10 +260,8 @@ def init(
         "experiment.toml": tomli_w.dumps(content),
         "deploy.toml": _deploy_toml(deployment),
     }
-    for name, source in {
-        **copies(deployed),
-        **{name: text.encode() for name, text in texts.items()},
-    }.items():
+    files = {**copies(deployed), **{name: text.encode() for name, text in texts.items()}}
+    for name, source in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source)

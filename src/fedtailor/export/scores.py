@@ -107,8 +107,8 @@ def _joined_scores(joined: Onboarded) -> list[SplitScore]:
     for split, values in joined.scores[joined.kept].items():
         if count := values["count"]:
             most = joined.scores.get("majority", {}).get(split, {}).get("accuracy")
-            others = values.keys() - {"accuracy", "loss", "count"}
-            metrics = {k: v for k, v in values.items() if k in others and v is not None}
+            usual = ("accuracy", "loss", "count")
+            metrics = {k: v for k, v in values.items() if k not in usual and v is not None}
             about = split, joined.round, int(count), values["accuracy"], values["loss"], most
             found.append(SplitScore(*about, metrics=metrics))
     return found

@@ -81,7 +81,9 @@ def read_rows(
             content = sys.stdin.buffer.read().decode("utf-8-sig")
         except UnicodeDecodeError:
             raise InputError("stdin is not in UTF-8; convert it first") from None
-        return _of_stdin(content, data, text)
+        is_csv = text is not None or _reads_pairs(data)
+        kind = ".jsonl" if content.lstrip().startswith("{") else ".csv" if is_csv else ".txt"
+        return _of_text(content, kind, "stdin", data, text)
     if path.is_dir() or path.suffix not in TABLES:
         raise InputError(
             f"can't read {source!r}: this model reads texts; allowed: {', '.join(TABLES)} files, "
@@ -120,13 +122,6 @@ def _pictures(path: Path, source: str, data: DataConfig) -> Rows:
         f"can't read {source!r}: this model reads pictures; allowed: a folder of pictures, or one "
         f"of {', '.join(PICTURES)}"
     )
-
-
-def _of_stdin(content: str, data: DataConfig, text: str | None) -> Rows:
-    lines = content.lstrip().startswith("{")
-    is_csv = text is not None or _reads_pairs(data)
-    kind = ".jsonl" if lines else ".csv" if is_csv else ".txt"
-    return _of_text(content, kind, "stdin", data, text)
 
 
 def _reads_pairs(data: DataConfig) -> bool:
