@@ -1,8 +1,9 @@
-"""The one exception for bad input: a message that says what is wrong and what is allowed."""
+"""Messages for users, and the one exception for bad input: what is wrong, and what is allowed."""
 
 from __future__ import annotations
 
 import difflib
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ class DivergedError(InputError):
 
 class TooFewLeftError(DivergedError):
     """The bound on the norms of uploads leaves too few of a round's clients."""
+
+
+def announce(text: object) -> None:
+    """Print a line of fedtailor's on stderr, at once."""
+    print(f"fedtailor: {text}", file=sys.stderr, flush=True)
 
 
 def one_line(text: object) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from ..errors import InputError
+from ..errors import InputError, announce
 from ..flower.client import Site
 from ..store.files import write_atomically
 from ..store.run_directory import locked
@@ -149,7 +149,7 @@ def join(
             )
             local_site.load()
             if first_refusal is None and (whose := deployment.whose(site, local_site.names)):
-                print(f"fedtailor: {whose}", file=sys.stderr, flush=True)
+                announce(whose)
             reason, accepted = _serve_site(local_site, folder, command)
             now = time.monotonic()
             first_refusal = None if accepted else first_refusal or now
@@ -157,8 +157,7 @@ def join(
             if first_refusal and (now > first_refusal + _MAX_REFUSAL or not has_joined):
                 raise ProgramEndedError(reason)
             pause = _FIRST_PAUSE if accepted else min(2 * pause, _LAST_PAUSE)
-            again = f"{reason}; starting it again in {pause:g} s"
-            print(f"fedtailor: {again}", file=sys.stderr, flush=True)
+            announce(f"{reason}; starting it again in {pause:g} s")
             time.sleep(pause)
 
 
@@ -271,10 +270,9 @@ def make_private(path: Path) -> None:
 
 
 def _warn() -> None:
-    print(
-        "fedtailor: --insecure: nothing is encrypted, and anyone who reaches the port can take "
-        "part; use it only to try a deployment on one machine",
-        file=sys.stderr,
+    announce(
+        "--insecure: nothing is encrypted, and anyone who reaches the port can take part; use it "
+        "only to try a deployment on one machine"
     )
 
 

@@ -7,7 +7,6 @@ only the user can open.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,7 +14,7 @@ from multiprocessing.connection import Listener
 
 from flwr.app import MessageType, RecordDict
 
-from ..errors import InputError
+from ..errors import InputError, announce
 from ..flower.client import Site
 from ..flower.codec import FAULTS
 
@@ -44,7 +43,7 @@ def reply(site: Site, kind: str, content: RecordDict) -> Answer:
             return site.node_info(content, {}), None
         return site.work(content, {}), None
     except InputError as error:
-        print(f"fedtailor: {error}", file=sys.stderr, flush=True)
+        announce(error)
         return None, str(error)
     except FAULTS as error:
         traceback.print_exc()

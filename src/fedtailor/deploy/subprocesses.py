@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, announce
 
 CONNECTION = "deployment"  # the server's name in Flower's configuration
 FOLDER = "FEDTAILOR_DEPLOYMENT"  # environment variable: the deployment's folder
@@ -193,8 +193,7 @@ def _watch(process: subprocess.Popen[bytes], helper: str, over: threading.Event)
         is_there = bool(children_with(process.pid, helper))
         is_gone = not is_there and (was_there or _is_defunct(process.pid, helper))
         if is_gone and process.returncode is None:
-            said = f"fedtailor: {helper} has ended; ending the program that can't go on without it"
-            print(said, file=sys.stderr, flush=True)
+            announce(f"{helper} has ended; ending the program that can't go on without it")
             process.terminate()
             ending = True
         was_there = was_there or is_there

@@ -40,7 +40,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 
-from ..errors import one_line, whole_number
+from ..errors import announce, one_line, whole_number
 from ..flower.patience import Trouble
 from .subprocesses import MOST_PARTS, PARTS
 
@@ -94,7 +94,7 @@ def _bounded(push_messages: Handler, most: int) -> Handler:
         if parts <= most or not request.messages_list:
             return push_messages(request=request, state=state)
         said = f"its message has {parts} parts; at most {most} are stored"
-        print(f"fedtailor: node {request.node.node_id}: {said}", file=sys.stderr, flush=True)
+        announce(f"node {request.node.node_id}: {said}")
         message = message_from_proto(request.messages_list[0])
         error = make_message(metadata=message.metadata, error=Error(_TOO_LARGE, said))
         error.metadata.__dict__["_message_id"] = error.object_id
@@ -176,10 +176,9 @@ def main() -> None:
     only_sites = Middleware(OnlySites)
     extensions.get_middleware = lambda: (only_sites,)
     if create_app().user_middleware[:1] != [only_sites]:
-        print(
-            f"fedtailor: with Flower {version('flwr')} any machine could start runs, since it "
-            "doesn't put the filter of requests first; install flwr==1.41.0",
-            file=sys.stderr,
+        announce(
+            f"with Flower {version('flwr')} any machine could start runs, since it doesn't put the "
+            "filter of requests first; install flwr==1.41.0"
         )
         sys.exit(2)
     bound_flower()
@@ -188,7 +187,7 @@ def main() -> None:
         flower_superlink()
     except (OperationalError, sqlite3.Error, OSError) as error:
         said = one_line(getattr(error, "orig", error))
-        print(f"fedtailor: Flower's SuperLink can't start: {said}", file=sys.stderr)
+        announce(f"Flower's SuperLink can't start: {said}")
         sys.exit(2)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from ..data import Data, Dataset
 from ..data.federation import Federation
 from ..engine.metrics import Metrics
 from ..engine.prepare import as_trained, client_works, first_server, first_states, weighing
-from ..errors import DivergedError, InputError, unknown
+from ..errors import DivergedError, InputError, announce, unknown
 from ..objectives.objective import MetricFunction
 from ..params import Params, to_device
 from ..runs.base_model import fingerprint
@@ -134,10 +133,9 @@ class Site:
         for seed in self.experiment.seeds:
             self._federation(seed)
         for omission in self._federation(self.experiment.seeds[0]).omissions:
-            print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
+            announce(omission.text)
         if self.experiment.secure_aggregation.is_active and not self._are_new:
-            said = f"the clients here sign with {signer(self.folder)}"
-            print(f"fedtailor: {said}", file=sys.stderr, flush=True)
+            announce(f"the clients here sign with {signer(self.folder)}")
 
     @property
     def names(self) -> Sequence[str]:
@@ -291,8 +289,7 @@ class Site:
             for seed in seeds:
                 self._federation(seed)
         except FAULTS as error:
-            text = error if isinstance(error, InputError) else repr(error)
-            print(f"fedtailor: {text}", file=sys.stderr, flush=True)
+            announce(error if isinstance(error, InputError) else repr(error))
             raise InputError("the data at this node can't be used; it prints why") from None
 
     def _check(self, experiment: str) -> None:
@@ -388,7 +385,7 @@ class Site:
         federation = as_trained(method, task, federation, plan)
         words = plan.privacy_words(federation)
         if words and not method.trains_alone:
-            print(f"fedtailor: {label}, seed {seed}: {words}", file=sys.stderr, flush=True)
+            announce(f"{label}, seed {seed}: {words}")
         works = client_works(method, task, federation, plan, self.metrics)
         server = to_device(first_server(method, task, federation), task.device)
         return Session((run, label, seed), first, server, works, plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..data import Data
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
-from ..errors import InputError, listed
+from ..errors import InputError, announce, listed
 from ..objectives.objective import Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
@@ -179,10 +178,9 @@ def say_cut(trained: TrainedMethod, examples: Sequence[Tokens | Images]) -> None
     tokens = [one for one in examples if isinstance(one, Tokens)]
     if count := sum(len(one.cut) for one in tokens if one.cut is not None):
         most = trained.experiment.data.max_length
-        print(
-            f"fedtailor: {count} of {sum(map(len, tokens))} texts are longer than {most} tokens "
-            f"(the run's data.max_length): only their first {most} are read",
-            file=sys.stderr,
+        announce(
+            f"{count} of {sum(map(len, tokens))} texts are longer than {most} tokens (the run's "
+            f"data.max_length): only their first {most} are read"
         )
 
 

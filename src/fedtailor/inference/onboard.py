@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..engine.executors.work import ClientRequest
 from ..engine.joining import Candidate, fits_anything, join_requests
 from ..engine.prepare import client_works
 from ..engine.scoring import SPLITS
-from ..errors import InputError, brief, listed
+from ..errors import InputError, announce, brief, listed
 from ..objectives import objective_of
 from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned
@@ -131,7 +130,7 @@ def onboard(
     _check_name(trained, client, overwrite)
     dataset = _dataset(trained, data, client)
     for omission in dataset.omissions:
-        print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
+        announce(omission.text)
     folder = trained.folder / "onboarded"
     place, old = folder / client, folder / f".{client}.old"
     with locked(folder):
@@ -279,10 +278,9 @@ def _federation(
         known = read_trained_rows(trained.run, trained.seed)
         seen = 0 if known is None else int(np.isin(dataset.fingerprints(rows), known).sum())
         if seen:
-            print(
-                f"fedtailor: {seen} of {len(rows)} held-out rows of {client} were training rows of "
-                f"{trained.run}: their scores say little of new ones",
-                file=sys.stderr,
+            announce(
+                f"{seen} of {len(rows)} held-out rows of {client} were training rows of "
+                f"{trained.run}: their scores say little of new ones"
             )
     if (old := experiment.start_from.run) is not None:
         names = ("",) * number + (client,)
@@ -291,7 +289,7 @@ def _federation(
         federation = without_trained(named, before, old)
         for omission in federation.partition.omissions:
             if omission.kind in ("trained-before", "not-checked"):
-                print(f"fedtailor: {omission.text}", file=sys.stderr, flush=True)
+                announce(omission.text)
     if not trained.method.needs_public:
         return federation
     return replace(federation, public=public_of(experiment, dataset, backbone))

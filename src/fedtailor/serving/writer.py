@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -14,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from ..data.table import Tokens
-from ..errors import InputError, one_line
+from ..errors import InputError, announce, one_line
 from ..inference.model import examples_of
 from ..params import Batch, Params, count
 from ..task.writing import Ids, Spoken, Together, can_share, window_of, write
@@ -130,6 +129,6 @@ def _told(answers: Sequence[Answer]) -> Iterator[None]:
     except (InputError, *_FAULTS) as error:
         if not isinstance(error, InputError):
             what = one_line(f"{type(error).__name__}: {error}")
-            print(f"fedtailor: an answer was not written: {what}", file=sys.stderr, flush=True)
+            announce(f"an answer was not written: {what}")
         for answer in answers:
             answer.pieces.put(error)
