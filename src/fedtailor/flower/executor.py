@@ -30,14 +30,7 @@ from ..task.task import Task
 from ..uploads.chain import Chain
 from .border import Answer, accept_upload, evaluation_of, read_answers, reply_limits
 from .codec import WireError, pack
-from .messages import (
-    STEPS,
-    ClientReply,
-    Kind,
-    Masking,
-    RoundRequest,
-    WireRequest,
-)  # fmt: skip
+from .messages import STEPS, ClientReply, Kind, Masking, RoundRequest, WireRequest
 from .nodes import Nodes, Timeouts
 from .schema import UploadSchema
 

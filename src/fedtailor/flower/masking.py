@@ -79,7 +79,8 @@ class SiteMasks:
         told = message.masking
         if told is None or not self.config.is_active:
             raise ProtocolError("secure aggregation: the message is not of this experiment")
-        step, name = _step(message), _name(message, told.attempt)
+        step = message.kind if message.kind in STEPS else "mask"
+        name = _name(message, told.attempt)
         if step == "mask" and order is None:
             raise ProtocolError("secure aggregation: a request to send values without masks")
         if list(told.clients) != sorted({*told.clients}):
@@ -257,10 +258,6 @@ class GridClients:
             is_right = known and bool(shares)
         if not is_right:
             raise WireError(f"its answer to the step {step!r} of secure aggregation is none")
-
-
-def _step(message: RoundRequest) -> str:
-    return message.kind if message.kind in STEPS else "mask"
 
 
 def _name(message: RoundRequest, attempt: int) -> str:
