@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 import fedtailor as ft
-from fedtailor.deploy.export import export
+from fedtailor.deploy.export import open_model
 from fedtailor.deploy.folder import add_site, init
 from fedtailor.errors import InputError
+from fedtailor.export.folder import write_model
 from fedtailor.params import encode
 from fedtailor.runs.experiment import load
 from fedtailor.runs.trained import open_trained
@@ -27,7 +28,7 @@ def test_a_model_that_is_damaged_is_told(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"damaged")
     with pytest.raises(InputError, match=f"the model is damaged: {path}"):
-        export(deployment, "a", tmp_path / "adapter")
+        open_model(deployment, "a")
 
 
 @pytest.mark.parametrize("client", ["ward 7", "b.1", "2", 2])
@@ -44,7 +45,7 @@ def test_a_client_goes_by_its_name_at_the_site_at_the_server_or_by_number(
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     (folder / "client-2/model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"client-2/model\.safetensors"):
-        export(deployment, "b", tmp_path / "adapter", client=client)
+        open_model(deployment, "b", client=client)
 
 
 @pytest.mark.parametrize("client", ["lagos", "1", 1, None])
@@ -54,10 +55,12 @@ def test_the_client_of_a_site_that_was_added_is_found_and_named(
     deployment = init(tmp_path / "d", trained / "e.toml", ["rome"], "127.0.0.1:8000")
     deployment = add_site(deployment, "lagos")
     fill(deployment.site("lagos") / "states/run/fedavg/seed-0", trained, 1)
-    out = export(deployment, "lagos", tmp_path / "out", client=client)
+    out = tmp_path / "out"
+    out.mkdir()
+    write_model(open_model(deployment, "lagos", client=client), out)
     assert (out / "README.md").read_text().count("the model of lagos\n") == 1
     with pytest.raises(InputError, match=r"no client 2; allowed: 0 to 1"):
-        export(deployment, "lagos", tmp_path / "other", client="2")
+        open_model(deployment, "lagos", client="2")
 
 
 def test_an_older_site_with_names_of_its_own_need_not_know_the_site_that_was_added(
@@ -70,7 +73,9 @@ def test_an_older_site_with_names_of_its_own_need_not_know_the_site_that_was_add
     path.write_text(json.dumps({**json.loads(path.read_text()), "names": ["ward 3"]}))
     deployment = add_site(deployment, "lagos")
     for number, client in enumerate(["rome", "ward 3", None]):
-        out = export(deployment, "rome", tmp_path / str(number), client=client)
+        out = tmp_path / str(number)
+        out.mkdir()
+        write_model(open_model(deployment, "rome", client=client), out)
         assert "the model of ward 3\n" in (out / "README.md").read_text()
 
 

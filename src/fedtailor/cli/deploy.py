@@ -192,14 +192,14 @@ def _status(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     deployment = _open(options.folder)
-    from ..deploy.export import export
+    from ..deploy.export import open_model
+    from ..export.folder import new_folder, write_model
 
-    out = export(
-        deployment, options.site, options.out, options.method, options.seed, options.client,
-        options.merge,
-    )  # fmt: skip
-    print(out)
-    say_how_to_try(out)
+    model = open_model(deployment, options.site, options.method, options.seed, options.client)
+    with new_folder(options.out) as stage:
+        write_model(model, stage, options.merge)
+    print(options.out)
+    say_how_to_try(options.out)
 
 
 def _serve(options: argparse.Namespace) -> None:

@@ -7,30 +7,12 @@ from pathlib import Path
 
 from ..data.names import client_number
 from ..errors import InputError, unknown
-from ..export.folder import ClientModel, kept_by_joined, new_folder, write_model
+from ..export.folder import ClientModel, kept_by_joined
 from ..flower.states import MODEL
 from ..runs.build import task_again
 from ..runs.manifest import read_data_manifest
 from ..store.files import load_tensors
 from .folder import Deployment
-
-
-def export(
-    deployment: Deployment,
-    site: str,
-    target: Path,
-    label: str | None = None,
-    seed: int | None = None,
-    client: str | int | None = None,
-    merge: bool = False,
-) -> Path:
-    """Write the model that `open_model` returns into a new folder that is used without this
-    library. Arguments are as in `export.folder.export_model`. Raises InputError where ``target``
-    holds something, too."""
-    model = open_model(deployment, site, label, seed, client)
-    with new_folder(target) as stage:
-        write_model(model, stage, merge)
-    return target
 
 
 def open_model(
