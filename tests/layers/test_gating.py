@@ -50,11 +50,10 @@ def test_switchable_normalisation() -> None:
     padded = torch.cat([padded, torch.full((2, 3, 8), -5.0)])
     real = torch.zeros(6, 8)
     real[:4, :6] = 1
-    step.begin(training=True)
-    by, plus = norm(*moments(padded, real, real[:, 0]))
+    with step.passing(training=True) as new:
+        by, plus = norm(*moments(padded, real, real[:, 0]))
     got = padded * by[1, :, :, None] + plus[1, :, :, None]
     np.testing.assert_allclose(got[:4, :, :6].detach(), expected, atol=1e-4)
-    new = step.end()
     np.testing.assert_allclose(new["0.running_mean"], 0.1 * x.mean((0, 2)), atol=1e-5)
     np.testing.assert_allclose(new["0.running_var"], 0.9 + 0.1 * x.var((0, 2)), atol=1e-5)
     x32 = torch.tensor(x).float()

@@ -29,9 +29,8 @@ def test_batch_norm_equals_torchs_and_ignores_padding(affine: bool) -> None:
     assert bind(nn.ModuleDict({"bn": ours}), step) == ["bn.running_mean", "bn.running_var"]
     before = reference.running_mean.clone()
     x = torch.randn(5, 3, 4, 4)
-    step.begin(training=True)
-    y = ours(x)
-    stats = step.end()
+    with step.passing(training=True) as stats:
+        y = ours(x)
     assert reference.running_mean.equal(before)
     expected = reference.train()(x)
     torch.testing.assert_close(y, expected)
@@ -39,9 +38,10 @@ def test_batch_norm_equals_torchs_and_ignores_padding(affine: bool) -> None:
     torch.testing.assert_close(stats["bn.running_var"], reference.running_var)
     ours.running_mean, ours.running_var = before, torch.ones(3)
     padded = torch.cat([x, torch.full((3, 3, 4, 4), 9.0)])
-    step.begin(training=True, weight=torch.tensor([1.0] * 5 + [0.0] * 3))
-    torch.testing.assert_close(ours(padded)[:5], expected)
-    torch.testing.assert_close(step.end()["bn.running_var"], stats["bn.running_var"])
+    weight = torch.tensor([1.0] * 5 + [0.0] * 3)
+    with step.passing(training=True, weight=weight) as with_padding:
+        torch.testing.assert_close(ours(padded)[:5], expected)
+    torch.testing.assert_close(with_padding["bn.running_var"], stats["bn.running_var"])
 
 
 def test_frozen_batch_norm_keeps_its_statistics() -> None:

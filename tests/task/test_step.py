@@ -12,15 +12,14 @@ def test_dropout_depends_on_key_and_position_not_on_padding() -> None:
     dropout = KeyedDropout(0.25, 0)
     bind(dropout, step)
     x = torch.ones(4, 7, 64)
-    step.begin(training=True, key=random.key(1))
-    y = dropout(x)
-    longer = dropout(torch.ones(6, 9, 64))
+    with step.passing(training=True, key=random.key(1)):
+        y = dropout(x)
+        longer = dropout(torch.ones(6, 9, 64))
     assert longer[:4, :7].equal(y)
     assert abs((y == 0).float().mean() - 0.25) < 0.05
     assert y.max() == pytest.approx(1 / 0.75)
-    step.begin(training=True, key=random.key(2))
-    assert not dropout(x).equal(y)
-    step.begin(training=False)
+    with step.passing(training=True, key=random.key(2)):
+        assert not dropout(x).equal(y)
     assert dropout(x).equal(x)
 
 

@@ -74,7 +74,7 @@ class _Block:
             of_args, of_kwargs = map_leaves(
                 lambda x: next(given) if isinstance(x, Tensor) else x, (args, kwargs)
             )
-            with self._step.again(part, **of_step), casts():
+            with self._step.passing(training=True, part=part, **of_step), casts():
                 found = functional_call(
                     self._runner, of_state, of_args, of_kwargs, tie_weights=False
                 )

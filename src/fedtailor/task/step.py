@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -18,71 +19,42 @@ from ..params import Params
 from .surgery import replace
 
 
+@dataclass
 class StepContext:
     """The part of a forward pass that is neither its state nor its batch.
 
-    `begin` sets it before the pass, and `end` reads the new values of state buffers after it.
+    ``key`` (int64 scalar) seeds dropout in a training step; None: nothing is dropped. ``weight``
+    ``[b]`` is 0 for padding; None: there is none. With ``targets`` ``[b, L]`` a `ScoringHead`
+    returns their loss and hits. ``part`` is the number of the first row, and how many rows there
+    are, where the batch is a part of a larger one: what is dropped of it is the same as there.
     """
 
-    def __init__(self) -> None:
-        self.part = 0, 1
-        self.begin(training=False)
+    training: bool = False
+    key: Tensor | None = None
+    weight: Tensor | None = None
+    targets: Tensor | None = None
+    part: tuple[int, int] = (0, 1)
+    buffers: Params = field(default_factory=dict)
 
     @contextmanager
-    def on_part(self, first: int, rows: int) -> Iterator[None]:
-        """Compute on so many ``rows`` of a batch, from row number ``first`` on: what is dropped of
-        them is what is dropped of them in the whole batch."""
-        self.part = first, rows
-        try:
-            yield
-        finally:
-            self.part = 0, 1
-
-    def begin(
+    def passing(
         self,
         *,
         training: bool,
         key: Tensor | None = None,
         weight: Tensor | None = None,
         targets: Tensor | None = None,
-    ) -> None:
-        """Begin a forward pass, in a training step or not. ``key`` (int64 scalar) seeds dropout;
-        None: nothing is dropped. ``weight`` ``[b]`` is 0 for padding; None: there is none. With
-        ``targets`` ``[b, L]`` a `ScoringHead` returns their loss and hits."""
-        self.training = training
-        self.key = key
-        self.weight = weight
-        self.targets = targets
-        self.buffers: Params = {}
-
-    def end(self) -> Params:
-        """End the pass, and return the new values of state buffers that modules have recorded."""
-        buffers = self.buffers
-        self.begin(training=False)
-        return buffers
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Interrupt a training step for a forward pass in evaluation mode."""
-        with self._interrupted():
-            self.begin(training=False)
-            yield
-
-    @contextmanager
-    def again(self, part: tuple[int, int], **known: Tensor) -> Iterator[None]:
-        """Run a part of a training step's forward pass once more, with what was ``known`` then."""
-        with self._interrupted():
-            self.begin(training=True, **known)
-            self.part = part
-            yield
-
-    @contextmanager
-    def _interrupted(self) -> Iterator[None]:
-        interrupted = dict(vars(self))
+        part: tuple[int, int] | None = None,
+    ) -> Iterator[Params]:
+        """Make a forward pass inside, also during another one. Yields the new values of the state
+        buffers that modules record in it. Without a ``part`` that of the pass outside stays."""
+        outside = dict(vars(self))
+        self.training, self.key, self.weight, self.targets = training, key, weight, targets
+        self.part, self.buffers = part or self.part, {}
         try:
-            yield
+            yield self.buffers
         finally:
-            vars(self).update(interrupted)
+            vars(self).update(outside)
 
 
 class StepModule(nn.Module):

@@ -163,15 +163,15 @@ class Task:
             float32 ``[b, classes]`` or ``[b, L, outputs]``; ``[b, S, L, outputs]`` where examples
             are S sequences.
         """
-        self._step.begin(training=False)
-        return self._call(reparametrise(state, batch), batch)
+        with self._step.passing(training=False):
+            return self._call(reparametrise(state, batch), batch)
 
     def pretrained_logits(self, batch: Batch) -> Tensor:
         """Compute the logits of the model as it was before any training, as `logits` does.
 
         They have no gradient. A ``reparametrise`` may call this function.
         """
-        with torch.no_grad(), self._step.evaluating():
+        with torch.no_grad(), self._step.passing(training=False):
             return self._call({}, batch)
 
     def reference(self, batch: Batch) -> Params:
@@ -203,8 +203,8 @@ class Task:
     ) -> tuple[Any, Params]:
         """Run `module`, which may have no dropout, in a training step on ``batch``. Returns its
         output and the new values of state buffers."""
-        self._step.begin(training=True, weight=batch.get("weight"))
-        return self.module(path, state, *inputs), self._step.end()
+        with self._step.passing(training=True, weight=batch.get("weight")) as buffers:
+            return self.module(path, state, *inputs), buffers
 
     def features(self, batch: Batch) -> Params:
         """Compute the features of the frozen prefix (`frozen_prefix`), for `Method.precompute`.
@@ -217,7 +217,7 @@ class Task:
         """
         if self._checkpointing:
             return {}
-        with torch.no_grad(), self._step.evaluating():
+        with torch.no_grad(), self._step.passing(training=False):
             if self.prefix is None:
                 noisy = {name: _add_noise(name, self.state[name]) for name in sorted(self.trained)}
                 # far away, so that it shows even in few bits, or behind a threshold
@@ -275,7 +275,7 @@ class Task:
         for first in range(0, size, rows):
             some = slice(first, first + rows)
             part = {name: value[some] for name, value in batch.items()}
-            with self._step.on_part(first, len(shares[some])):
+            with self._step.passing(training=False, part=(first, len(shares[some]))):
                 yield part, shares[some].sum()
 
     @contextmanager
@@ -304,39 +304,30 @@ class Task:
             The mean over the real examples (real target tokens for language modelling), in nats,
             and the new values of state buffers.
         """
-        scores, buffers = self._step_scores(state, batch, key, reparametrise)
-        return scores.mean(batch.get("weight")), buffers
-
-    def _step_scores(
-        self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise
-    ) -> tuple[Scores, Params]:
-        """The scores of a training step, those of tokens in pieces if the model allows it."""
-        objective = self.backbone.objective
-        if self._head is not None and isinstance(objective, VocabularyObjective):
+        objective, weight = self.backbone.objective, batch.get("weight")
+        if self._head is not None and isinstance(objective, VocabularyObjective):  # in pieces
             batch = self.with_reference(batch)
             targets = objective.token_targets(batch)
             packing = Packing(batch) if PACKED in batch else None
             scored = targets if packing is None else packing.pack(targets, IGNORED)
-            weight = batch.get("weight")
-            self._step.begin(training=True, key=key, weight=weight, targets=scored)
-            found = self._output(reparametrise(state, batch), batch, packing)
-            buffers = self._step.end()
+            step = self._step.passing(training=True, key=key, weight=weight, targets=scored)
+            with step as buffers:
+                found = self._output(reparametrise(state, batch), batch, packing)
             if self._head.returned(found):
                 found = found if packing is None else packing.unpack(found)
-                loss, hits = found.unbind(-1)
-                return objective.token_scores(loss, hits, targets, batch), buffers
+                losses, hits = found.unbind(-1)
+                return objective.token_scores(losses, hits, targets, batch).mean(weight), buffers
             self._head = None  # the model changes its layer's outputs: they must be logits
         logits, buffers = self.step_logits(state, batch, key, reparametrise)
-        return self.score(logits, batch), buffers
+        return self.score(logits, batch).mean(weight), buffers
 
     def step_logits(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged
     ) -> tuple[Tensor, Params]:
         """Compute the logits of a training step, with dropout and the batch's own statistics, and
         the new values of state buffers; as `loss`, but the batch needs no labels."""
-        self._step.begin(training=True, key=key, weight=batch.get("weight"))
-        logits = self._call(reparametrise(state, batch), batch)
-        return logits, self._step.end()
+        with self._step.passing(training=True, key=key, weight=batch.get("weight")) as buffers:
+            return self._call(reparametrise(state, batch), batch), buffers
 
     def score(self, logits: Tensor, batch: Batch) -> Scores:
         """Compute the loss and the hits of each example, as the backbone's objective does; times
