@@ -53,7 +53,7 @@ class _Block:
     def __init__(self, model: nn.Module, block: nn.Module, step: StepContext) -> None:
         self._step = step
         self._model = model
-        self._inside = next(f"{p}." for p, module in model.named_modules() if module is block)
+        self._path = next(path for path, module in model.named_modules() if module is block)
         self._block = block
         self._runner = _Runner(model, block.forward)
 
@@ -88,15 +88,11 @@ class _Block:
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that the block may read, by their names in the model."""
-        found = {}
-        for path, module in [
-            ("", self._model),
-            *self._block.named_modules(prefix=self._inside[:-1]),
-        ]:
-            for store in (module._parameters, module._buffers):
-                for name, value in store.items():
-                    if value is not None:
-                        found[f"{path}.{name}".lstrip(".")] = value
+        found: dict[str, Tensor] = {}
+        for module, path, recurse in ((self._model, "", False), (self._block, self._path, True)):
+            options: Any = {"prefix": path, "recurse": recurse, "remove_duplicate": False}
+            found |= dict(module.named_parameters(**options))
+            found |= dict(module.named_buffers(**options))
         return found
 
 

@@ -155,9 +155,7 @@ def find_prefix(
         if counts[candidate.path] > 1 or not _is_feature(candidate.input, len(logits)):
             continue
         prefix.set_boundary(candidate.path, skipped, {call.path for call in earlier})
-        if _keeps(prefix, candidate.input, run_at_others) and _agrees(
-            prefix, candidate.input, run, logits
-        ):
+        if _is_boundary(prefix, candidate.input, run, run_at_others, logits):
             return prefix
         prefix.set_boundary(None)
     return prefix
@@ -215,16 +213,17 @@ def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(p for p in paths if not any(p.startswith(f"{q}.") for q in paths))
 
 
-def _keeps(prefix: Prefix, features: Tensor, run: Callable[[], Tensor]) -> bool:
-    """Whether another pass has the same features."""
+def _is_boundary(
+    prefix: Prefix,
+    features: Tensor,
+    run: Callable[[], Tensor],
+    run_at_others: Callable[[], Tensor],
+    logits: Tensor,
+) -> bool:
+    """Whether a pass at other values has the same features, and one from these the same logits."""
     try:
-        return torch.equal(prefix.features(run), features)
-    except _WRONG_BOUNDARY:
-        return False
-
-
-def _agrees(prefix: Prefix, features: Tensor, run: Callable[[], Tensor], logits: Tensor) -> bool:
-    try:
+        if not torch.equal(prefix.features(run_at_others), features):
+            return False
         with prefix.starting_from(features):
             return torch.equal(run(), logits)
     except _WRONG_BOUNDARY:

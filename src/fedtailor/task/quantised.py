@@ -73,11 +73,8 @@ class QuantisedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weights ``[d_out, d_in]``, float32; a new tensor."""
-        return self._weight(torch.float32)
-
-    def _weight(self, dtype: torch.dtype) -> Tensor:
-        codes: Any = self.codes
-        return _matrix(codes, self.scales, self.form, (self.out_features, self.in_features), dtype)
+        codes, shape = self.get_buffer("codes"), (self.out_features, self.in_features)
+        return _matrix(codes, self.scales, self.form, shape, torch.float32)
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., d_in]`` -> ``[..., d_out]``."""

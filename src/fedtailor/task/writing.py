@@ -21,9 +21,8 @@ from .task import Task
 Ids = Sequence[int]
 Said = Callable[[int, int], object]  # is told the row and the token it has got; True ends the text
 _CACHE = ("cache", "past_key_values")  # what versions of transformers call it
-_Following = Callable[
-    [list[list[int]]], list[int]
-]  # from the tokens so far to the next of each row
+# from the tokens so far to the next of each row
+_Following = Callable[[list[list[int]]], list[int]]
 
 
 class Memory:
