@@ -24,7 +24,7 @@ from .cells import is_blank, parsed
 from .encoding import Example, Tokenizer, Values
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
 from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets
-from .vocabulary import token_losses
+from .writing import token_losses
 
 if TYPE_CHECKING:
     from torch import Tensor

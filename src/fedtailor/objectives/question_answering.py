@@ -20,6 +20,7 @@ from .cells import Cells, is_blank, parsed
 from .encoding import Example, Tokenizer, Values, filler
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
 from .text_metrics import exact_match, span_f1
+from .writing import token_losses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,15 +241,10 @@ class QuestionAnswering(Objective):
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the first and of the last token, their
         mean, summed over the windows. Padding is no token that could be chosen."""
-        from torch.nn import functional as F
-
         logits, real = _by_window(logits, batch["attention_mask"])
         hidden = logits.masked_fill(real[..., None] == 0, -1e9).movedim(-1, 2)  # [b, S, 2, L]
         targets = batch["labels"].reshape(len(logits), -1, 2)
-        flat = F.cross_entropy(
-            hidden.flatten(0, 2), targets.flatten(), ignore_index=IGNORED, reduction="none"
-        )
-        loss = flat.view(targets.shape).mean(2).sum(1)
+        loss = token_losses(hidden, targets)[0].mean(2).sum(1)
         return Scores(loss, loss.new_zeros(loss.shape), self.counts(batch))
 
     def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

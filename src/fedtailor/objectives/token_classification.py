@@ -18,6 +18,7 @@ from .cells import Cells, is_blank, parsed
 from .classification import Classification
 from .encoding import Example, Tokenizer, Values, encodings, filler
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .writing import token_losses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -246,15 +247,8 @@ class TokenClassification(Objective):
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute the cross-entropy (natural logarithm) of the tags, and how many of them are the
         most probable ones."""
-        from torch.nn import functional as F
-
-        labels = batch["labels"]
-        flat = F.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=IGNORED
-        )
-        loss = flat.view(labels.shape)
-        hits = (logits.argmax(-1) == labels) & ~loss.isnan()
-        return Scores(loss.sum(1), hits.sum(1), self.counts(batch))
+        loss, hits = token_losses(logits, batch["labels"])
+        return Scores(loss.sum(1), (hits & ~loss.isnan()).sum(1), self.counts(batch))
 
     def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return each token's most probable tag, counted from 1, float64 ``[b, L]``; 0 for

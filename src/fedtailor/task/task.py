@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from .. import random
 from ..objectives.objective import IGNORED, LEAST, REFERENCE, Scores
-from ..objectives.vocabulary import VocabularyObjective, token_losses
+from ..objectives.writing import Writing, token_losses
 from ..params import CACHED, EXAMPLE_WEIGHT, PACKED, Batch, Params, add_prefix, strip_prefix
 from .backbone import Backbone, sequences
 from .batch_norm import FunctionalBatchNorm, use_functional_batch_norm
@@ -190,7 +190,7 @@ class Task:
     def sequence_losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the summed loss of the target tokens of each sequence, ``[b, S]``."""
         objective = self.backbone.objective
-        assert isinstance(objective, VocabularyObjective)
+        assert isinstance(objective, Writing)
         return token_losses(logits, objective.token_targets(batch))[0].sum(-1)
 
     def module(self, path: str, state: Params, *inputs: Any) -> Any:
@@ -305,7 +305,7 @@ class Task:
             and the new values of state buffers.
         """
         objective, weight = self.backbone.objective, batch.get("weight")
-        if self._head is not None and isinstance(objective, VocabularyObjective):  # in pieces
+        if self._head is not None and isinstance(objective, Writing):  # in pieces
             batch = self.with_reference(batch)
             targets = objective.token_targets(batch)
             packing = Packing(batch) if PACKED in batch else None
