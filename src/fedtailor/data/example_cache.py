@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..params import CACHED, Params
-from .table import Batch, Dataset, Indices, Tokens
+from ..params import CACHED, Batch, Params, add_prefix
+from .table import Dataset, Indices, Tokens
 
 # Neighbouring rows that are computed together. A row always has the same neighbours, so that its
 # result always has the same bits.
@@ -88,8 +88,8 @@ class ExampleCache:
             if row not in self._results:
                 self._compute_chunk(position // _CHUNK)
         results = [self._results[row] for row in rows.tolist()]
-        stacked = {CACHED + name: _stack([each[name] for each in results]) for name in results[0]}
-        return {**batch, **stacked}
+        stacked = {n: padded_stack([each[n] for each in results]) for n in results[0]}
+        return {**batch, **add_prefix(stacked, CACHED)}
 
     def _compute_chunk(self, chunk: int) -> None:
         rows = self._usable_rows[chunk * _CHUNK : (chunk + 1) * _CHUNK]
@@ -111,12 +111,14 @@ def _same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _stack(values: list[Tensor]) -> Tensor:
-    """Stack to ``[b, ...]``; the first axis of each is padded with zeros to the longest."""
-    longest = max(len(value) if value.dim() else 0 for value in values)
+def padded_stack(values: Sequence[Tensor], filler: int = 0) -> Tensor:
+    """Stack tensors along a new leading axis, each padded with ``filler`` to the largest in every
+    dimension."""
+    shape = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
 
-    def pad(value: Tensor) -> Tensor:
-        missing = longest - len(value) if value.dim() else 0
-        return F.pad(value, [0, 0] * (value.dim() - 1) + [0, missing]) if missing else value
+    def padded(value: Tensor) -> Tensor:
+        missing = [most - size for most, size in zip(shape, value.shape, strict=True)]
+        widths = [width for number in reversed(missing) for width in (0, number)]
+        return F.pad(value, widths, value=filler) if any(missing) else value
 
-    return torch.stack([pad(value) for value in values])
+    return torch.stack([padded(value) for value in values])

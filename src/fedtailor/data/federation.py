@@ -8,14 +8,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from .. import random
 from ..errors import InputError
 from ..objectives.objective import IGNORED
 from ..params import DRAWN, EXAMPLE_WEIGHT, Batch
 from .config import LocalConfig
-from .example_cache import ExampleCache, LastResults
+from .example_cache import ExampleCache, LastResults, padded_stack
 from .omissions import Omission
 from .table import Dataset, Fingerprints, Indices, Partition
 
@@ -90,12 +89,12 @@ class Federation:
     def _draw(self, rng: np.random.Generator, count: int, novel: int) -> tuple[int, ...]:
         """Draw ``count`` clients, ascending, none of the ``novel`` ones, without a list of all."""
         clients = np.sort(rng.choice(self.num_clients - novel, count, replace=False, shuffle=False))
-        return tuple(self._of_places(clients, novel).tolist())
+        return self._of_places(clients, novel)
 
-    def _of_places(self, places: Indices, novel: int) -> Indices:
+    def _of_places(self, places: Indices, novel: int) -> tuple[int, ...]:
         """The clients at ``places`` among those that are not ``novel``."""
-        excluded = self._novel(novel)
-        return places + np.searchsorted(excluded - np.arange(novel), places, side="right")
+        before = self._novel(novel) - np.arange(novel)  # how many others have smaller numbers
+        return tuple((places + np.searchsorted(before, places, side="right")).tolist())
 
     @property
     def server_seed(self) -> int | str:
@@ -109,7 +108,7 @@ class Federation:
         the ``novel`` ones. With ``poisson`` each is drawn by itself, and ``size`` on average."""
         count = self.num_clients - novel
         if size >= count:
-            return self._all(novel)
+            return self._of_places(np.arange(count), novel)
         rng = random.generator(self.server_seed, "cohort", round_)
         return self._draw(rng, int(rng.binomial(count, size / count)) if poisson else size, novel)
 
@@ -133,13 +132,9 @@ class Federation:
         first, end = (num_turns(number, rounds, size, count) for number in (round_ - 1, round_))
         each = num_turns(rounds, rounds, size, count) // count
         numbers, places = np.divmod(np.arange(first, end), count)
-        turns = zip(self._of_places(places, novel).tolist(), numbers.tolist(), strict=True)
+        turns = zip(self._of_places(places, novel), numbers.tolist(), strict=True)
         parts = (rounds * np.arange(each + 1) // each + 1).tolist()
         return {client: range(parts[turn], parts[turn + 1]) for client, turn in sorted(turns)}
-
-    def _all(self, novel: int) -> tuple[int, ...]:
-        excluded = self.novel(novel)
-        return tuple(k for k in range(self.num_clients) if k not in excluded)
 
     def num_steps(self, client: int, local: LocalConfig, passes: int | None = None) -> int:
         """Return how many batches `batches` yields."""
@@ -247,8 +242,9 @@ class Federation:
     ) -> tuple[int, ...]:
         """Return all clients but the ``novel`` ones and those ``without`` which the results are;
         with ``count``, of a sample, the same in every round."""
-        if count is None or count >= self.num_clients - novel:
-            clients = self._all(novel)
+        most = self.num_clients - novel
+        if count is None or count >= most:
+            clients = self._of_places(np.arange(most), novel)
         else:
             clients = self._draw(random.generator(self.seed, "evaluation clients"), count, novel)
         return tuple(client for client in clients if client not in without) if without else clients
@@ -280,37 +276,26 @@ def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:
     targets by tokens with ``IGNORED``; where a client has no more steps, they are all of these. If
     the number of examples differs, ``weight`` ``[c, b]`` is 1 for real examples and 0 for padding.
     """
-    longest = max(clients, key=len)
-    stacked = []
-    for number in range(len(longest)):
-        batches = [steps[number] if number < len(steps) else None for steps in clients]
-        stacked.append(_stack(batches, longest[number]))
+    longest, stacked = max(clients, key=len), []
+    for number, like in enumerate(longest):
+        none = {name: value[:0] for name, value in like.items()}
+        stacked.append(_stack([own[number] if number < len(own) else none for own in clients]))
     return stacked
 
 
-def _stack(batches: Sequence[Batch | None], like: Batch) -> Batch:
-    sizes = [0 if batch is None else len(next(iter(batch.values()))) for batch in batches]
+def _stack(batches: Sequence[Batch]) -> Batch:
+    sizes = [len(next(iter(batch.values()))) for batch in batches]
     stacked: Batch = {}
-    for name, example in like.items():
-        if name == "weight":
-            continue
-        values = [
-            example.new_zeros((0, *example.shape[1:])) if b is None else b[name] for b in batches
-        ]
-        shape = [max(dims) for dims in zip(*(value.shape for value in values), strict=True)]
-        by_tokens = name == "labels" and len(shape) > 1 and not example.is_floating_point()
-        filler = IGNORED if by_tokens else 0
-        stacked[name] = torch.stack([_pad(value, shape, filler) for value in values])
-    device = next(iter(like.values())).device
+    for name, first in batches[0].items():
+        if name != "weight":
+            by_tokens = name == "labels" and first.dim() > 1 and not first.is_floating_point()
+            filler = IGNORED if by_tokens else 0
+            stacked[name] = padded_stack([batch[name] for batch in batches], filler)
+    device = next(iter(batches[0].values())).device
     weights = [
-        torch.ones(size, device=device) if b is None or "weight" not in b else b["weight"]
-        for size, b in zip(sizes, batches, strict=True)
+        batch["weight"] if "weight" in batch else torch.ones(size, device=device)
+        for size, batch in zip(sizes, batches, strict=True)
     ]
     if min(sizes) < max(sizes) or not all(weight.all() for weight in weights):
-        stacked["weight"] = torch.stack([_pad(weight, [max(sizes)]) for weight in weights])
+        stacked["weight"] = padded_stack(weights)
     return stacked
-
-
-def _pad(value: torch.Tensor, shape: Sequence[int], filler: int = 0) -> torch.Tensor:
-    widths = [(0, target - size) for size, target in zip(value.shape, shape, strict=True)]
-    return F.pad(value, [width for pair in reversed(widths) for width in pair], value=filler)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import functional as F
 
 from ..objectives import objective_of
 from ..objectives.objective import IGNORED, Objective
+from ..params import Batch
 from .names import check_names
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]  # class numbers
 Rows = NDArray[np.integer]  # row numbers, of four bytes each if that is enough
 Fingerprints = NDArray[np.uint64]  # hashes of rows
-Batch = dict[str, Tensor]
 
 _CHUNK = 1 << 18  # rows that are sorted together
 _HASHED = 1 << 14  # rows that are hashed together
