@@ -164,8 +164,8 @@ def test_an_empty_cell_names_no_client(clients):
         encode_clients(columns([0], [0, 0], clients=["al", None, " "]))
 
 
-def test_train_only_drops_the_test_rows():
-    without = columns([0, 1], [2], clients=[4, 5, 6]).train_only()
+def test_columns_of_training_rows_have_no_test_rows():
+    without = columns([0, 1], [2], clients=[4, 5, 6]).of_rows(np.arange(2))
     assert (without.labels, without.clients, without.num_test) == ([0, 1], [4, 5], 0)
 
 

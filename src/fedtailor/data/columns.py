@@ -46,16 +46,22 @@ class Columns:
     numbers: Sequence[int] | None = None
     pair: tuple[str, ...] = ()
 
-    def train_only(self) -> Columns:
-        """Return the columns without the official test split."""
-        n = self.num_train
-        return replace(
-            self,
-            num_test=0,
-            labels=None if self.labels is None else self.labels[:n],
-            clients=None if self.clients is None else self.clients[:n],
-            numbers=None if self.numbers is None else self.numbers[:n],
+    def of_rows(self, rows: Indices) -> Columns:
+        """Return the columns of some ``rows`` alone, ascending."""
+        first_test = self.num_train
+        num_train = int(np.searchsorted(rows, first_test))
+        numbers = 1 + np.where(rows < first_test, rows, rows - first_test)
+        if self.numbers is not None:
+            numbers = np.array(self.numbers)[rows]
+        labels, clients = (
+            None if values is None else [values[row] for row in rows]
+            for values in (self.labels, self.clients)
         )
+        return replace(
+            self, read=lambda some: self.read(rows[some]), num_train=num_train,
+            num_test=len(rows) - num_train, labels=labels, clients=clients,
+            numbers=numbers.tolist(),
+        )  # fmt: skip
 
 
 def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:

@@ -60,26 +60,9 @@ def columns_of_client(
     if columns.clients is None:
         return columns, ()
     clients = [trimmed(value) for value in whole(columns.clients) or ()]
-    rows = _rows(clients, client, where, columns.num_train)
-    num_train = int(np.searchsorted(rows, columns.num_train))
-    labels = None if columns.labels is None else [columns.labels[row] for row in rows]
-    own = replace(
-        columns,
-        read=lambda selection: columns.read(rows[selection]),
-        num_train=num_train,
-        num_test=len(rows) - num_train,
-        labels=labels,
-        clients=None,
-        numbers=(1 + np.where(rows < columns.num_train, rows, rows - columns.num_train)).tolist(),
-    )
-    others = np.setdiff1d(np.arange(len(clients)), rows)
-    return own, tuple(of_rows("other-client", others, "of other clients, left out", None, None))
-
-
-def _rows(clients: Sequence[Any], client: str, where: str, num_train: int) -> Indices:
     rows = np.flatnonzero(np.array([str(value) == client for value in clients], bool))
-    if not len(rows) or rows[-1] < num_train < len(clients):
-        there = clients[num_train:] if len(rows) else clients
+    if not len(rows) or rows[-1] < columns.num_train < len(clients):
+        there = clients[columns.num_train :] if len(rows) else clients
         sizes = Counter(str(value) for value in there if value is not None)
         names = sorted(sizes)
         raise InputError(
@@ -88,4 +71,6 @@ def _rows(clients: Sequence[Any], client: str, where: str, num_train: int) -> In
             f"{listed(names, [sizes[name] for name in names]) or 'nobody'}; name one of these with "
             "--client, or leave out the column of clients"
         )
-    return rows
+    others = np.setdiff1d(np.arange(len(clients)), rows)
+    omissions = of_rows("other-client", others, "of other clients, left out", None, None)
+    return replace(columns.of_rows(rows), clients=None), tuple(omissions)

@@ -137,7 +137,7 @@ def load_data(
         )
     columns = read_columns(config) if columns is None else columns
     if config.test_split is None:
-        columns = columns.train_only()
+        columns = columns.of_rows(np.arange(columns.num_train))
     drawn = rows = _draw(columns, config)
     targets = source_columns.targets_of(columns, objective, config.classes, config.scale)
     if targets is not None:
