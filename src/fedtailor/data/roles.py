@@ -39,20 +39,15 @@ def named_pair(
     where the task can't have pairs, or one of the two is named alone."""
     if objective.joins_columns:
         return {}
-    if objective.second_names:
+    if config.text_pair is not None and not objective.takes_pairs:
+        raise InputError(
+            f"data.text_pair = {config.text_pair!r}: the task {objective.name!r} reads one text; "
+            "leave it out"
+        )
+    if objective.second_names or config.text_pair is not None:
         return {
             "text": config.text or usual_column(objective.input_names, texts),
             "text_pair": config.text_pair or usual_column(objective.second_names, texts),
-        }
-    if config.text_pair is not None:
-        if not objective.takes_pairs:
-            raise InputError(
-                f"data.text_pair = {config.text_pair!r}: the task {objective.name!r} reads one "
-                "text; leave it out"
-            )
-        return {
-            "text": config.text or usual_column(objective.input_names, texts),
-            "text_pair": config.text_pair,
         }
     if config.text is not None:
         return {}

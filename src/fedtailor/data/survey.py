@@ -262,7 +262,11 @@ class Survey:
 
     def client_candidates(self, taken: set[str | None]) -> list[Column]:
         """Columns that may name the client, the likeliest first; ``taken`` have another role."""
-        found = [c for c in self._of_few_values(taken) if c.names_clients]
+        found = [
+            c
+            for c in self.columns
+            if c.names_clients and c.name not in taken and 2 <= c.distinct <= self.rows // 2
+        ]
         return sorted(found, key=lambda c: (_client_rank(c.name), c.distinct))
 
     def tokens(self, *names: str, more: float = 0) -> int:
@@ -410,13 +414,6 @@ class Survey:
                 f"{self.path}: name the column of numbers to predict with --label: {self._listed()}"
             )
         return self.column(name).name if name is not None else (usual or found)[0].name
-
-    def _of_few_values(self, taken: set[str | None]) -> list[Column]:
-        return [
-            column
-            for column in self.columns
-            if column.name not in taken and 2 <= column.distinct <= self.rows // 2
-        ]
 
     def _guessed_client(self, taken: set[str | None]) -> str | None:
         """The first column with a client's name; one without empty cells goes first."""
