@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +39,19 @@ class Cells:
     def check_known(self, known: Any, what: str, hint: str = "") -> None:
         """Raise InputError where no row of a split has ``what`` is needed, as ``known``, bool
         ``[N]``, tells. The message ends with a ``hint``."""
-        for split, some in (
-            ("training", known[: self.num_train]),
-            ("test", known[self.num_train :]),
-        ):
+        splits = {"training": known[: self.num_train], "test": known[self.num_train :]}
+        for split, some in splits.items():
             if len(some) and not any(some):
                 raise InputError(
                     f"{self.place}: no row of the {split} split has {what}; name another column"
                     f"{hint}"
                 )
+
+
+def rows_of(columns: Sequence[Sequence[Any] | None]) -> Iterator[tuple[Any, ...]]:
+    """The cells of each row of some columns; of one that is absent they are None."""
+    rows = max(len(column) for column in columns if column is not None)
+    return zip(*([None] * rows if one is None else one for one in columns), strict=True)
 
 
 def is_blank(value: Any) -> bool:
@@ -63,6 +67,11 @@ def parsed(text: str) -> Any:
         except (ValueError, SyntaxError, RecursionError):
             continue
     return None
+
+
+def written(content: Any) -> str:
+    """A value as JSON; half a character becomes a question mark."""
+    return json.dumps(content, ensure_ascii=False).encode(errors="replace").decode()
 
 
 _FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})

@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +25,7 @@ Probabilities = NDArray[np.float64]
 
 _OTHER = "need another task: set data.task (fedtailor new: --task) to"
 _LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
-_BETWEEN = ("|", ";", ",")  # several labels in a cell
+BETWEEN = ("|", ";", ",")  # several labels in a cell
 _MANY_CLASSES = 200
 _SHOWN = 5  # classes in a line
 _FEW_ROWS = 20
@@ -334,24 +334,24 @@ data.task (fedtailor new: --task) to 'regression'; labels are words or whole num
             )
         if isinstance(label, str):
             texts.add(label)
-    for between in _BETWEEN:
-        if cell := with_several(texts, between):
-            raise InputError(
-                f"{place} holds {brief(cell, 60)}: several labels of one row {_OTHER} "
-                "'multi-label'; if it is one label, list all in data.classes"
-            )
+    if cell := with_several(texts):
+        raise InputError(
+            f"{place} holds {brief(cell, 60)}: several labels of one row {_OTHER} "
+            "'multi-label'; if it is one label, list all in data.classes"
+        )
 
 
-def with_several(texts: Iterable[str], between: str) -> str | None:
+def with_several(texts: Collection[str]) -> str | None:
     """A cell of several labels, if one of its labels stands at another place in another cell: so
     ``New York, NY`` beside ``Buffalo, NY`` is none."""
-    cells = [[part.strip() for part in text.split(between)] for text in sorted(texts)]
-    places: dict[str, set[int]] = {}
-    for parts in cells:
-        for place, part in enumerate(parts):
-            places.setdefault(part, set()).add(place)
-    for parts in cells:
-        several = len(parts) > 1 and all(parts) and len(set(parts)) == len(parts)
-        if several and any(len(places[part]) > 1 for part in parts):
-            return between.join(parts)
+    for between in BETWEEN:
+        cells = [[part.strip() for part in text.split(between)] for text in sorted(texts)]
+        places: dict[str, set[int]] = {}
+        for parts in cells:
+            for place, part in enumerate(parts):
+                places.setdefault(part, set()).add(place)
+        for parts in cells:
+            several = len(parts) > 1 and all(parts) and len(set(parts)) == len(parts)
+            if several and any(len(places[part]) > 1 for part in parts):
+                return between.join(parts)
     return None

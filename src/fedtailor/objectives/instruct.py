@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed
 from .causal_lm import CausalLM
-from .cells import is_blank, parsed
+from .cells import is_blank, parsed, rows_of, written
 from .encoding import Example, Tokenizer, Values
 from .objective import IGNORED, Roles
 from .writing import Ids
@@ -70,12 +69,8 @@ class Instruct(CausalLM):
             for turns, system in zip(found, systems or (), strict=False):
                 if turns[0]["role"] != SYSTEM and not is_blank(system):
                     turns.insert(0, {"role": SYSTEM, "content": str(system)})
-            return list(map(_written, found))
-        rows = max(len(column) for column in columns if column is not None)
-        whole = [[None] * rows if column is None else column for column in columns]
-        return [
-            _written(of_cells(cells, row)) for row, cells in enumerate(zip(*whole, strict=True), 1)
-        ]
+            return list(map(written, found))
+        return [written(of_cells(cells, row)) for row, cells in enumerate(rows_of(columns), 1)]
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return a column of messages, or an instruction and its answer, by their usual names."""
@@ -202,11 +197,6 @@ def _messages(text: str) -> list[Any]:
     found = parsed(text) if text.lstrip()[:1] == "[" else None
     is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
     return list(found) if is_list and found is not None else []
-
-
-def _written(turns: Turns) -> str:
-    text = json.dumps(turns, ensure_ascii=False)
-    return text.encode(errors="replace").decode()  # half a character is none
 
 
 def of_cells(cells: Sequence[Any], row: int) -> Turns:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
-from .classification import largest, numbered, with_several
+from .classification import BETWEEN, largest, numbered, with_several
 from .objective import OF_ROWS, MetricFunction, Objective, Roles, Scores, Targets, Words
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Holds = NDArray[np.integer[Any]]  # 0 or 1: whether each label holds, [n, labels]
 Predictions = NDArray[np.float64]  # each label's probability, then the threshold: [n, labels + 1]
 
-_BETWEEN = ("|", ";", ",")  # names in a cell
 _THRESHOLDS = np.array(sorted(np.arange(1, 20) / 20, key=lambda value: abs(value - 0.5)))
 
 
@@ -278,13 +277,13 @@ def _have_several(cells: Sequence[Any]) -> bool:
     lists = [parsed(cell) if isinstance(cell, str) and _lists(cell) else cell for cell in cells]
     if lists and all(isinstance(one, list) for one in lists):
         return any(isinstance(label, str) for one in lists for label in one)
-    return any(with_several({*texts}, between) for between in _BETWEEN)
+    return with_several({*texts}) is not None
 
 
 def _separator(values: Sequence[Any], classes: tuple[str, ...]) -> str:
     """What stands between the labels of a column's cells; empty if nothing does."""
     texts = {x for x in values if isinstance(x, str) and x.strip() not in classes and not _lists(x)}
-    return next((one for one in _BETWEEN if any(one in text for text in texts)), "")
+    return next((one for one in BETWEEN if any(one in text for text in texts)), "")
 
 
 def _lists(text: str) -> bool:
@@ -308,7 +307,7 @@ def _labels(cells: Cells, row: int, between: str, classes: tuple[str, ...]) -> S
         raise InputError(
             f"{cells.place} holds {brief(cells.values[row], 60)} in row {cells.row_number(row)}; "
             f"the task {MultiLabel.name!r} needs lists of names or whole numbers, or names with "
-            f"one of {' '.join(_BETWEEN)} between them"
+            f"one of {' '.join(BETWEEN)} between them"
         )
     return [trimmed(label) for label in labels if not is_blank(label)]
 

@@ -179,7 +179,7 @@ class Objective(ABC):
     def learns_texts(self) -> bool:
         """Whether it learns these texts: the loss is a mean over tokens and has a perplexity, and
         metrics are of texts that the model writes."""
-        return self.writes
+        return self.writes and not self.compares
 
     @property
     def compares_with_received(self) -> bool:

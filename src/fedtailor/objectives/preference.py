@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import is_blank, parsed
+from .cells import is_blank, parsed, rows_of, written
 from .encoding import Example, Tokenizer, Values
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
 from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets
@@ -73,10 +73,6 @@ class Preference(Instruct):
         return Preference(*scale) if scale else self
 
     @property
-    def learns_texts(self) -> bool:
-        return False
-
-    @property
     def compares_with_received(self) -> bool:
         return bool(self.from_received)
 
@@ -97,13 +93,9 @@ class Preference(Instruct):
         messages. Answers that begin with the prompt lose it. Raises InputError at anything else."""
         if len(columns) == 1:
             names = (SYSTEM, "prompt", _REJECTED, _CHOSEN)
-            found = (_object(cell) or {"prompt": cell} for cell in columns[0] or ())
-            cells = [[one.get(name) for name in names] for one in found]
-        else:
-            rows = max(len(column) for column in columns if column is not None)
-            whole = [[None] * rows if column is None else column for column in columns]
-            cells = [list(one) for one in zip(*whole, strict=True)]
-        return [_written(*one, row=row) for row, one in enumerate(cells, 1)]
+            found = [_object(cell) or {"prompt": cell} for cell in columns[0] or ()]
+            columns = [[one.get(name) for one in found] for name in names]
+        return [_written(*one, row=row) for row, one in enumerate(rows_of(columns), 1)]
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return the columns of two answers, and of their prompt if there is one."""
@@ -213,8 +205,7 @@ def _written(system: Any, prompt: Any, rejected: Any, chosen: Any, *, row: int) 
             f"row {row} has no prompt: give a column of prompts, or answers that are lists of "
             f"messages and begin with it; the chosen one is {brief(chosen, 60)}"
         )
-    content = {"prompt": before, _CHOSEN: answers[0], _REJECTED: answers[1]}
-    return json.dumps(content, ensure_ascii=False).encode(errors="replace").decode()
+    return written({"prompt": before, _CHOSEN: answers[0], _REJECTED: answers[1]})
 
 
 def _answer(cell: Any, row: int) -> Turns:

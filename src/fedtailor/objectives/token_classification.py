@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -191,20 +192,15 @@ class TokenClassification(Objective):
                     "for each word"
                 )
         known = np.array([bool(tags) for tags in rows], bool)
-        n = cells.num_train
         cells.check_known(known, "tags")
         sizes = np.array([len(tags or ()) for tags in rows], np.int64)
         numbers = [cells.row_number(row) for row in range(len(rows))]
         tags = [tag for some in rows for tag in some or ()]
         if classes and all(str(tag).isdecimal() and tag not in classes for tag in tags):
             tags = [int(tag) for tag in tags]  # in a text
-        flat = Cells(
-            tags,
-            int(sizes[:n].sum()),
-            cells.classes,
-            cells.place,
-            np.repeat(numbers, sizes).tolist(),
-        )
+        num_train = int(sizes[: cells.num_train].sum())
+        of_tags = np.repeat(numbers, sizes).tolist()
+        flat = replace(cells, values=tags, num_train=num_train, numbers=of_tags)
         found = Classification().targets(flat, classes)
         values = np.empty(len(rows), object)
         every = np.where(found.is_known, found.values, IGNORED)
