@@ -88,9 +88,8 @@ class SplitConfig:
     shards_per_client: Few = 2  # shards
     clusters: Few = 5  # clusters: groups of labels
     cluster_sizes: tuple[Rows, ...] | None = None  # clients in each cluster; None: near-equal
-    min_examples: Annotated[int, Ge(1), Le(MOST_ROWS)] = (
-        10  # fewer: drawn again (dirichlet), left out (natural)
-    )
+    # fewer: drawn again (dirichlet), left out (natural)
+    min_examples: Annotated[int, Ge(1), Le(MOST_ROWS)] = 10
     max_examples: Rows | None = None  # of a client; these are drawn by key
     rotations: Literal[1, 2, 4] = 1  # angles at which clients see their pictures, in turn
     shuffled: Fraction = 0.0  # of the clients: the labels of their training rows are shuffled

@@ -79,22 +79,20 @@ def partition(
     test: Split
     if dataset.num_train < len(dataset.inputs):
         rest = shares = _limited(shares, config, seed)
-        test = _assign_test(dataset, config, labels, shares, seed)
+        test = _assign_test(dataset, groups, labels, shares, seed)
     else:
         spare = 2 if config.validation > 0 else 1
-        holdout = _Holdout(shares, labels, seed, "test", config.test, spare)
-        rest, test = _Part(holdout, held_out=False), _Part(holdout, held_out=True)
+        rest = _Part(shares, labels, seed, "test", config.test, spare)
+        test = replace(rest, held_out=True)
         if config.max_examples is not None:  # copies, so that rows without a use can be freed
             test = Shares.pack((test[client] for client in range(clients)), test.sizes())
             rest = _limited(rest, config, seed)
-    holdout = _Holdout(rest, labels, seed, "validation", config.validation, 1)
-    splits = (_Part(holdout, held_out=False), _Part(holdout, held_out=True), test)
-    names = dataset.client_names
-    if groups is None or names is None:
-        names = None
-    else:
-        names = tuple(names[group] if group >= 0 else "" for group in groups.tolist())
-    parts = Partition(*splits, digest="", clusters=clusters, names=names)
+    train = _Part(rest, labels, seed, "validation", config.validation, 1)
+    validation = replace(train, held_out=True)
+    names, known = None, dataset.client_names
+    if groups is not None and known is not None:
+        names = tuple(known[group] if group >= 0 else "" for group in groups.tolist())
+    parts = Partition(train, validation, test, digest="", clusters=clusters, names=names)
     omissions = [*nobodys, *_omissions(dataset, config, parts, groups, local_clients)]
     return replace(parts, digest=_digest(parts, config, seed), omissions=tuple(omissions))
 
@@ -217,20 +215,20 @@ def _limited(split: Split, config: SplitConfig, seed: int) -> Shares:
     limit = config.max_examples
     if limit is None:
         return split.shares
-    sizes = np.minimum(split.sizes(), limit)
-    return Shares.pack((_sample(split[k], k, limit, seed) for k in range(len(split))), sizes)
 
+    def sample(client: int) -> Indices:
+        if split.size(client) <= limit:
+            return split[client]
+        rng = random.generator(seed, "partition", "cap", client)
+        return np.sort(rng.permutation(split[client])[:limit])
 
-def _sample(rows: Indices, client: int, limit: int, seed: int) -> Indices:
-    if len(rows) <= limit:
-        return rows
-    rng = random.generator(seed, "partition", "cap", client)
-    return np.sort(rng.permutation(rows)[:limit])
+    return Shares.pack(map(sample, range(len(split))), np.minimum(split.sizes(), limit))
 
 
 @dataclass(frozen=True)
-class _Holdout:
-    """Holds out ``fraction`` of each client's rows, one or more; but ``spare`` rows stay first."""
+class _Part:
+    """The `Split` of the rows that are ``held_out``, or of the rest: of each client's rows in
+    ``source`` a ``fraction`` is held out, one or more; but ``spare`` rows stay first."""
 
     source: Split
     labels: Labels
@@ -238,65 +236,54 @@ class _Holdout:
     purpose: str
     fraction: float
     spare: int
+    held_out: bool = False
     recent: dict[int, tuple[Indices, Indices]] = field(default_factory=dict, repr=False)
-
-    def count(self, sizes: Indices) -> Indices:
-        """Return how many rows are held out of so many."""
-        if self.fraction == 0:
-            return np.zeros_like(sizes)
-        target = np.maximum(1, np.rint(self.fraction * sizes).astype(np.int64))
-        return np.clip(sizes - self.spare, 0, target)
-
-    def divide(self, client: int) -> tuple[Indices, Indices]:
-        """Return a client's (rest, held-out rows), and cache them."""
-        if client not in self.recent:
-            if len(self.recent) == _RECENT:
-                self.recent.clear()
-            self.recent[client] = self._divide(client)
-        return self.recent[client]
-
-    def _divide(self, client: int) -> tuple[Indices, Indices]:
-        rows = self.source[client]
-        count = int(self.count(np.array(len(rows))))
-        if count == 0:
-            return rows, rows[:0]
-        rng = random.generator(self.seed, "partition", self.purpose, client)
-        return _hold_out(rows, self.labels[rows], count, rng)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The `Split` that has the held-out rows, or the rest."""
-
-    holdout: _Holdout
-    held_out: bool
 
     @property
     def shares(self) -> Shares:
-        return self.holdout.source.shares
+        return self.source.shares
 
     @property
     def rows(self) -> Indices:
         return Shares.pack((self[client] for client in range(len(self))), self.sizes()).rows
 
     def __len__(self) -> int:
-        return len(self.holdout.source)
+        return len(self.source)
 
     def __getitem__(self, client: int) -> Indices:
-        rest, held_out = self.holdout.divide(client)
+        if client not in self.recent:
+            if len(self.recent) == _RECENT:
+                self.recent.clear()
+            self.recent[client] = self._divide(client)
+        rest, held_out = self.recent[client]
         return held_out if self.held_out else rest
 
+    def _divide(self, client: int) -> tuple[Indices, Indices]:
+        rows = self.source[client]
+        count = int(self._count(np.array(len(rows))))
+        if count == 0:
+            return rows, rows[:0]
+        rng = random.generator(self.seed, "partition", self.purpose, client)
+        return _hold_out(rows, self.labels[rows], count, rng)
+
     def size(self, client: int) -> int:
-        return int(self._size(np.array(self.holdout.source.size(client))))
+        return int(self._size(np.array(self.source.size(client))))
 
     def sizes(self) -> Rows:
-        source_sizes = self.holdout.source.sizes()  # few sizes, many clients
+        source_sizes = self.source.sizes()  # few sizes, many clients
         by_size = self._size(np.arange(source_sizes.max(initial=0) + 1))
         return by_size.astype(source_sizes.dtype)[source_sizes]
 
     def _size(self, source_size: Indices) -> Indices:
-        count = self.holdout.count(source_size)
+        count = self._count(source_size)
         return count if self.held_out else source_size - count
+
+    def _count(self, sizes: Indices) -> Indices:
+        """Return how many rows are held out of so many."""
+        if self.fraction == 0:
+            return np.zeros_like(sizes)
+        target = np.maximum(1, np.rint(self.fraction * sizes).astype(np.int64))
+        return np.clip(sizes - self.spare, 0, target)
 
 
 def _hold_out(
@@ -320,23 +307,22 @@ def _apportion(weights: Indices, total: int, rng: np.random.Generator) -> Indice
 
 
 def _assign_test(
-    dataset: Dataset, config: SplitConfig, labels: Labels, shares: Shares, seed: int
+    dataset: Dataset, groups: Indices | None, labels: Labels, shares: Shares, seed: int
 ) -> Shares:
-    """Assign the rows of the official test split to the clients with ``shares`` of the others."""
+    """Assign the rows of the official test split to the clients with ``shares`` of the others, who
+    are the natural clients ``groups``, if any."""
     first = dataset.num_train
-    owners = np.full(len(dataset.inputs) - first, -1)
-    if config.scheme == "natural" and dataset.groups is not None:
-        clients = np.flatnonzero(shares.sizes())
-        client_groups = dataset.groups[shares.values[shares.offsets[clients]]]  # ascending
-        groups = dataset.groups[first:]
-        positions = np.searchsorted(client_groups, groups).clip(max=len(client_groups) - 1)
-        owners = np.where(client_groups[positions] == groups, clients[positions], -1)
+    if groups is not None and dataset.groups is not None:
+        clients = np.flatnonzero(groups >= 0)
+        known, wanted = groups[clients], dataset.groups[first:]  # known ones ascend
+        positions = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+        owners = np.where(known[positions] == wanted, clients[positions], -1)
         if (owners == -1).all():
             raise InputError(
                 "no client of the test rows is one of the training rows: the test rows have "
-                f"{_of_groups(groups, dataset)}, the training rows "
-                f"{_of_groups(client_groups, dataset)}; spell them alike, or set data.test_split = "
-                "'none' to take test rows from each client's own"
+                f"{_of_groups(wanted, dataset)}, the training rows {_of_groups(known, dataset)}; "
+                "spell them alike, or set data.test_split = 'none' to take test rows from each "
+                "client's own"
             )
     else:
         owners = _owners_by_class(labels[first:], labels, shares, seed)
