@@ -68,12 +68,19 @@ class Ragged:
 
     def padded(self, indices: Indices, filler: int) -> NDArray[np.int64]:
         """Return rows ``[b, L]``, padded with ``filler`` to the longest."""
-        lengths = self.lengths(indices)
-        padded = np.full((len(indices), int(lengths.max(initial=0))), filler, dtype=np.int64)
-        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
-            padded[row, :length] = self[index]
-        _release_pages(self.values)
-        return padded
+        return _grid(self.values, self.offsets[indices], self.lengths(indices), filler)
+
+
+def _grid(
+    values: NDArray[np.integer], starts: Indices, lengths: Indices, filler: int = 0
+) -> NDArray[np.int64]:
+    """Return sequences of ``values``, padded to the longest: those that begin at ``starts`` and
+    have such ``lengths``, ``[...]``, become ``[..., L]``."""
+    grid = np.full((*starts.shape, int(lengths.max(initial=0))), filler, dtype=np.int64)
+    for place in np.ndindex(*starts.shape):
+        grid[place][: lengths[place]] = values[starts[place] : starts[place] + lengths[place]]
+    _release_pages(values)
+    return grid
 
 
 @dataclass(frozen=True)
@@ -94,26 +101,17 @@ class Tokens(Ragged):
         if self.sizes is not None:  # a row of fewer sequences than S has some of length 0
             lengths = self.sizes.padded(indices, 0)
             starts = starts + np.cumsum(lengths, 1) - lengths  # [b, S]
-        ids = self._grid(self.values, starts, lengths)
+        ids = _grid(self.values, starts, lengths)
         mask = np.arange(ids.shape[-1]) < lengths[..., None]
         batch = {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask.astype(np.float32)),
         }
         if self.types is not None:
-            batch["token_type_ids"] = torch.from_numpy(self._grid(self.types, starts, lengths))
-        _release_pages(self.values)
+            batch["token_type_ids"] = torch.from_numpy(_grid(self.types, starts, lengths))
         if self.sizes is None:
             batch = {name: value[:, 0] for name, value in batch.items()}
         return batch
-
-    @staticmethod
-    def _grid(values: NDArray[np.integer], starts: Indices, lengths: Indices) -> Indices:
-        """The sequences of ``values``, padded with 0 to the longest: ``[b, S, L]``."""
-        grid = np.zeros((*starts.shape, int(lengths.max())), dtype=np.int64)
-        for place in np.ndindex(*starts.shape):
-            grid[place][: lengths[place]] = values[starts[place] : starts[place] + lengths[place]]
-        return grid
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,8 @@ class FunctionalBatchNorm(StepModule):
             shift = -mean * scale if self.bias is None else self.bias - mean * scale
             y = x * scale.view(shape) + shift.view(shape)
         unbiased = var * count / (count - 1).clamp(min=1)
-        for name, old, new in (
-            ("running_mean", self.running_mean, mean),
-            ("running_var", self.running_var, unbiased),
-        ):
+        for name, new in (("running_mean", mean), ("running_var", unbiased)):
+            old = self.get_buffer(name)
             self.record(name, torch.lerp(old, new.to(old.dtype), self.momentum))
         return y.to(dtype)
 
