@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +85,15 @@ class Data:
         ['a', 'b']
         """
         objective = objective_of(task)
-        _check_frame(frame, "the data")
-        if test is not None:
-            _check_frame(test, "test")
+        frames = [frame] if test is None else [frame, test]
+        for rows, name in zip(frames, ("the data", "test"), strict=False):
+            _check_frame(rows, name)
         if objective.joins_columns:
             own = DataConfig(
                 text=text, text_pair=text_pair, client=client, label=_columns(label), task=task
             )
-            frame = _joined(frame, own, objective)
-            test = None if test is None else _joined(test, own, objective)
+            frames = [_joined(rows, own, objective) for rows in frames]
+            frame = frames[0]
             text, text_pair, label = objective.input_names[0], None, None
         if task is None and label is None:
             columns = {str(name): frame[name].tolist()[:_FIRST] for name in frame}
@@ -142,9 +142,7 @@ class Data:
                 values["inputs"] = list(zip(values["inputs"], values.pop("seconds"), strict=True))
             return _Arrays(**values)
 
-        both = examples(frame)
-        if test is not None:
-            both = both.joined(examples(test))
+        both = reduce(_Arrays.joined, map(examples, frames))
         places = f"column {names.get('labels')!r}", f"column {names.get('clients')!r}"
         return cls._in_memory(both, len(frame), objective.name, classes, places, flags)
 

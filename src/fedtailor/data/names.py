@@ -57,12 +57,13 @@ def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
                 f"{kind} {brief(name)}{place} has a name of {len(name):,} characters; at most "
                 f"{LONGEST} are allowed"
             )
-        wrong = "" if name.isprintable() else next((c for c in name if not _can_be_shown(c)), "")
-        if wrong:
-            raise InputError(
-                f"{kind} {brief(name)}{place}: {wrong!a} can't be shown; allowed are "
-                "letters, digits, punctuation, symbols and spaces"
-            )
+        for character in "" if name.isprintable() else name:
+            is_space = unicodedata.category(character) == "Zs"
+            if not (character.isprintable() or is_space or character in _JOINERS):
+                raise InputError(
+                    f"{kind} {brief(name)}{place}: {character!a} can't be shown; allowed are "
+                    "letters, digits, punctuation, symbols and spaces"
+                )
     if all(name.isascii() and name == name.strip() for name in texts):
         return
     seen: dict[str, str] = {}
@@ -73,11 +74,6 @@ def check_names(kind: str, names: Iterable[object], where: str = "") -> None:
                 f"{kind} {name!a}{place} prints like {other!a}; write the two alike, or tell them "
                 "apart"
             )
-
-
-def _can_be_shown(character: str) -> bool:
-    is_space = unicodedata.category(character) == "Zs"
-    return character.isprintable() or is_space or character in _JOINERS
 
 
 def _unknown(client: str, names: Sequence[str]) -> str:
