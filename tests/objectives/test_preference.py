@@ -163,7 +163,7 @@ def test_the_received_model_is_the_reference_of_a_round(executor: Any) -> None:
         return [one.train_loss for one in rounds(method, task, federation, plan)]
 
     assert REFERENCE not in dataset.batch(np.arange(1))
-    base, received = losses(Preference()), losses(Preference(from_received=1.0))
+    base, received = losses(Preference()), losses(Preference(compares_with_received=1.0))
     assert received == pytest.approx([np.log(2)] * 2)
     assert base[0] == pytest.approx(np.log(2))
     assert base[1] < np.log(2) - 1e-3

@@ -127,6 +127,7 @@ class Objective(ABC):
     sequences: ClassVar[int] = 1  # of a row of texts; where it may have more than one, at least
     # a model's losses of targets are compared with the pretrained model's, [b, S]: `REFERENCE`
     compares: ClassVar[bool] = False
+    compares_with_received: float = 0.0  # 1: in training with the model as a client received it
     selects: ClassVar[str] = "loss"  # the metric that chooses the round, unless an experiment does
     tunes: ClassVar[str | None] = None  # a metric: a number chosen on a client's validation rows
     exported: ClassVar[type]  # its source goes into exports: what a model says there
@@ -180,11 +181,6 @@ class Objective(ABC):
         """Whether it learns these texts: the loss is a mean over tokens and has a perplexity, and
         metrics are of texts that the model writes."""
         return self.writes and not self.compares
-
-    @property
-    def compares_with_received(self) -> bool:
-        """Whether in training the `REFERENCE` is the model as a client received it."""
-        return False
 
     @property
     def reads_targets(self) -> bool:

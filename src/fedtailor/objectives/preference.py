@@ -43,12 +43,12 @@ class Preference(Instruct):
     """An input is a prompt, as `Instruct` reads it, with two answers, as JSON. A row is two
     sequences, prompt and chosen, prompt and rejected; the targets say where the answers begin.
 
-    pi_ref is the model before any training or, ``from_received``, as it came in this round; a
-    model that is evaluated is compared with the first.
+    pi_ref is the model before any training or, if ``compares_with_received`` is 1, as it came in
+    this round; a model that is evaluated is compared with the first.
     """
 
     beta: float = _BETA
-    from_received: float = 0.0
+    compares_with_received: float = 0.0
 
     name = "preference"
     meaning = "which of two answers is preferred"
@@ -64,17 +64,12 @@ class Preference(Instruct):
     metrics: ClassVar[Mapping[str, MetricFunction]] = {"margin": margin}
     reported = tuple(metrics)
     shares = frozenset()
-    peft_task = "CAUSAL_LM"
 
     def numbers(self, given: Mapping[str, Any], targets: Targets | None) -> tuple[float, ...]:
         return given["beta"] or _BETA, float(given["reference"] == "received")
 
     def scaled(self, scale: Sequence[float]) -> Preference:
         return Preference(*scale) if scale else self
-
-    @property
-    def compares_with_received(self) -> bool:
-        return bool(self.from_received)
 
     def joined(
         self, columns: Sequence[str], text: str | None, second: str | None, answer: str | None

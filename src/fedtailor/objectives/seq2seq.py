@@ -122,7 +122,6 @@ class Seq2Seq(Writing):
         return f"tokens of a target (least, median, most): {three}"
 
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the targets."""
         return batch["labels"]
 
     def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:

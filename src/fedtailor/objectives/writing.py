@@ -67,7 +67,6 @@ class Writing(Objective):
         check_packages(names)
 
     def columns(self, answer: str) -> dict[str, Any]:
-        """Return the text."""
         return {"text": answer}
 
 
