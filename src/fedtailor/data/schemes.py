@@ -19,7 +19,6 @@ Owners = NDArray[np.int32]  # [num_train]: the client of each row, -1 for none
 
 _REDRAWS = 5  # generators for a Dirichlet partition
 _TRIES = 11  # draws with each
-_CHUNK = 1 << 18  # rows that are assigned together
 
 
 def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
@@ -144,15 +143,6 @@ def assign_to_local(dataset: Dataset, config: SplitConfig, local_clients: range)
     return Shares.by_owner(groups + start, total)
 
 
-def _assign_in_order(owners: Owners, rows: Rows, clients: Indices, sizes: Indices) -> None:
-    """Make ``clients[i]`` the owner of the next ``sizes[i]`` of ``rows``, for every i; in place."""
-    ends = np.cumsum(sizes)
-    for start in range(0, int(ends[-1]), _CHUNK):
-        chunk = rows[start : min(start + _CHUNK, int(ends[-1]))]
-        indices = np.searchsorted(ends, np.arange(start, start + len(chunk)), side="right")
-        owners[chunk] = clients[indices]
-
-
 def _even_sizes(count: int, parts: int) -> Indices:
     """Return the sizes of ``parts`` near-equal parts, the larger ones first."""
     return np.full(parts, count // parts) + (np.arange(parts) < count % parts)
@@ -185,8 +175,7 @@ def _assign_dirichlet(
             if shares.sum(0).min() >= config.min_examples:
                 owners = np.full(len(rows), -1, np.int32)
                 for name, share in zip(np.flatnonzero(sizes), shares, strict=True):
-                    class_rows = rows[labels[rows] == name]
-                    _assign_in_order(owners, class_rows, np.arange(clients), share)
+                    owners[rows[labels[rows] == name]] = np.repeat(np.arange(clients), share)
                 return owners
     raise InputError(
         f"no Dirichlet partition with alpha {config.alpha} gives each of {clients} clients "
@@ -234,7 +223,7 @@ def _assign_pathological(
         if len(class_clients):
             class_rows = rows[labels[rows] == name]
             class_sizes = _even_sizes(len(class_rows), len(class_clients))
-            _assign_in_order(owners, class_rows, class_clients, class_sizes)
+            owners[class_rows] = np.repeat(class_clients, class_sizes)
     return owners
 
 
@@ -263,10 +252,10 @@ def _assign_shards(
     divisible = rows[: len(rows) - len(rows) % shards]
     by_class = divisible[np.argsort(labels[divisible], kind="stable")]
     order = np.random.default_rng(_draw_seed(seed, "shards")).permutation(shards)
-    shard_clients = np.empty(shards, np.int64)
+    shard_clients = np.empty(shards, np.int32)
     shard_clients[order] = np.repeat(np.arange(clients), config.shards_per_client)
     owners = np.full(len(rows), -1, np.int32)
-    _assign_in_order(owners, by_class, shard_clients, np.full(shards, len(divisible) // shards))
+    owners[by_class] = np.repeat(shard_clients, len(divisible) // shards)
     return owners
 
 
@@ -300,5 +289,5 @@ def _assign_clusters(
         cluster_rows = rows[np.isin(labels[rows], group)]
         cluster_clients = np.flatnonzero(clusters == number)
         row_counts = _even_sizes(len(cluster_rows), size)
-        _assign_in_order(owners, cluster_rows, cluster_clients, row_counts)
+        owners[cluster_rows] = np.repeat(cluster_clients, row_counts)
     return owners, clusters
