@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..objectives.objective import IGNORED
 from ..params import Batch, Params, stack
@@ -236,16 +238,12 @@ def write(
 def _continued(logits: Callable[[Batch], Tensor], prompts: Sequence[Ids]) -> _Following:
     """By the last tokens alone, after the first pass. Prompts end together: they are padded on the
     left."""
-    length = max(map(len, prompts))
-    ids = torch.tensor([[*[0] * (length - len(prompt)), *prompt] for prompt in prompts])
-    real = torch.tensor(
-        [[length - at <= len(prompt) for at in range(length)] for prompt in prompts]
-    )
-    seen, following = real.float(), list[int]()
+    first = _padded(prompts, "left")
+    seen, following = first["attention_mask"], list[int]()
 
     def after(texts: list[list[int]]) -> list[int]:
         nonlocal seen, following
-        new = ids
+        new = first["input_ids"]
         if following:
             new = torch.tensor(following)[:, None]
             seen = torch.cat([seen, torch.ones(len(prompts), 1)], 1)
@@ -283,8 +281,7 @@ def _translated(logits: Callable[[Batch], Tensor], prompts: Sequence[Ids]) -> _F
     return after
 
 
-def _padded(texts: Sequence[Ids]) -> Batch:
-    length = max(map(len, texts))
-    ids = torch.tensor([[*text, *[0] * (length - len(text))] for text in texts])
-    real = torch.tensor([[at < len(text) for at in range(length)] for text in texts])
-    return {"input_ids": ids, "attention_mask": real.float()}
+def _padded(texts: Sequence[Ids], side: str = "right") -> Batch:
+    pad = partial(pad_sequence, batch_first=True, padding_side=side)
+    ids = pad([torch.tensor(text) for text in texts])
+    return {"input_ids": ids, "attention_mask": pad([torch.ones(len(text)) for text in texts])}
