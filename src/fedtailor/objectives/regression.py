@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -47,24 +48,16 @@ def r2(targets: Numbers, predictions: Numbers) -> float:
     return float(r2_score(targets, predictions[:, 0])) if np.ptp(targets) else math.nan
 
 
-def pearson(targets: Numbers, predictions: Numbers) -> float:
-    """Pearson's correlation: 0 where all predictions are equal, NaN where all targets are."""
-    from scipy.stats import pearsonr
+def correlation(function: str, targets: Numbers, predictions: Numbers) -> float:
+    """Pearson's correlation (SciPy's ``pearsonr``), or Spearman's of ranks (``spearmanr``): 0 where
+    all predictions are equal, NaN where all targets are."""
+    from scipy import stats
 
-    return _correlation(pearsonr, targets, predictions[:, 0])
-
-
-def spearman(targets: Numbers, predictions: Numbers) -> float:
-    """Spearman's rank correlation: 0 where all predictions are equal, NaN where all targets are."""
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, targets, predictions[:, 0])
-
-
-def _correlation(function: Any, targets: Numbers, predictions: Numbers) -> float:
     if len(targets) < 2 or not np.ptp(targets):
         return math.nan
-    return float(function(targets, predictions).statistic) if np.ptp(predictions) else 0.0
+    if not np.ptp(predictions):
+        return 0.0
+    return float(getattr(stats, function)(targets, predictions[:, 0]).statistic)
 
 
 class Exported(ABC):
@@ -108,8 +101,8 @@ class Regression(Objective):
         "rmse": rmse,
         "mae": mae,
         "r2": r2,
-        "pearson": pearson,
-        "spearman": spearman,
+        "pearson": partial(correlation, "pearsonr"),
+        "spearman": partial(correlation, "spearmanr"),
     }
     reported = tuple(metrics)
     errors = frozenset({"rmse", "mae"})

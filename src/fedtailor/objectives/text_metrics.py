@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -62,19 +63,13 @@ def _f1(right: Sequence[str], said: Sequence[str]) -> float:
     return 2 * (Counter(right) & Counter(said)).total() / both if both else 1.0
 
 
-def rouge1(targets: Right, predictions: Sequence[str]) -> float:
-    """ROUGE-1: the mean F1 of words, stemmed, of the right answer that is closest (Lin, 2004)."""
-    return _rouge("rouge1", targets, predictions)
-
-
-def rouge2(targets: Right, predictions: Sequence[str]) -> float:
-    """ROUGE-2: the mean F1 of pairs of neighbouring words."""
-    return _rouge("rouge2", targets, predictions)
-
-
-def rouge_l(targets: Right, predictions: Sequence[str]) -> float:
-    """ROUGE-L: the mean F1 of the longest common subsequence of words."""
-    return _rouge("rougeL", targets, predictions)
+def rouge(name: str, targets: Right, predictions: Sequence[str]) -> float:
+    """ROUGE (Lin, 2004): the mean F1, of the right answer that is closest, of stemmed words
+    (``rouge1``), of pairs of neighbouring ones (``rouge2``), or of the longest common subsequence
+    of words (``rougeL``)."""
+    scorer = _loaded(name).RougeScorer([name], use_stemmer=True)
+    pairs = zip(targets, predictions, strict=True)
+    return float(np.mean([scorer.score_multi(r, said)[name].fmeasure for r, said in pairs]))
 
 
 def chrf(targets: Right, predictions: Sequence[str]) -> float:
@@ -85,10 +80,8 @@ def chrf(targets: Right, predictions: Sequence[str]) -> float:
     return float(np.mean([score(said, list(right)).score / 100 for right, said in pairs]))
 
 
-WRITTEN = {
-    "rouge1": rouge1,
-    "rouge2": rouge2,
-    "rougeL": rouge_l,
+WRITTEN: dict[str, Callable[[Right, Sequence[str]], float]] = {
+    **{name: partial(rouge, name) for name in ("rouge1", "rouge2", "rougeL")},
     "exact_match": exact_match,
     "chrf": chrf,
 }
@@ -100,12 +93,6 @@ def check_packages(names: Collection[str]) -> None:
     for name in names:
         if name.startswith(tuple(_PACKAGES)):
             _loaded(name)
-
-
-def _rouge(name: str, targets: Right, predictions: Sequence[str]) -> float:
-    scorer = _loaded(name).RougeScorer([name], use_stemmer=True)
-    pairs = zip(targets, predictions, strict=True)
-    return float(np.mean([scorer.score_multi(r, said)[name].fmeasure for r, said in pairs]))
 
 
 def _loaded(name: str) -> Any:
