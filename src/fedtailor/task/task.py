@@ -272,11 +272,13 @@ class Task:
         for name in {EXAMPLE_WEIGHT, "weight"} & batch.keys():
             counts = counts * batch[name]
         shares = counts / counts.sum().clamp(min=LEAST)
-        for first in range(0, size, rows):
-            some = slice(first, first + rows)
-            part = {name: value[some] for name, value in batch.items()}
-            with self._step.passing(training=False, part=(first, len(shares[some]))):
-                yield part, shares[some].sum()
+        try:
+            for first in range(0, size, rows):
+                some = slice(first, first + rows)
+                self._step.part = first, len(shares[some])
+                yield {name: value[some] for name, value in batch.items()}, shares[some].sum()
+        finally:
+            self._step.part = 0, 1
 
     @contextmanager
     def remembering(self, memory: Any) -> Iterator[None]:
