@@ -19,6 +19,7 @@ three numbers r. Repeated runs are one mechanism on all of their canaries.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +46,7 @@ from ..params import Params, flat, pick, unflat
 from ..runs.trained import TrainedMethod
 from ..task.task import Task
 from ..uploads.accounting import Account
-from .finding import Deadline, Finding, Floats
+from .finding import Finding, Floats
 
 _DELTA = 1e-6  # at a larger one few guesses say nothing
 _ERROR = 0.05
@@ -137,15 +138,16 @@ def audited(
     plan: Plan,
     runs: int,
     delta: float,
-    deadline: Deadline,
+    deadline: float,
 ) -> Bound | None:
-    """The bound from up to so many ``runs`` of a plan with noise; None without a run. Raises
-    InputError where the server's state does not have what clients send."""
+    """The bound from so many ``runs`` of a plan with noise, of which none begins after the
+    ``deadline`` of `time.monotonic`; None without a run. Raises InputError where the server's state
+    does not have what clients send."""
     quiet = EvaluateConfig(every=plan.rounds, clients=1, global_model=False)
     plan = replace(plan, evaluate=quiet, engine=replace(plan.engine, cache_mb=0.0))
     scores, heads = list[Floats](), list[NDArray[np.bool_]]()
     for number in range(runs):
-        if deadline.has_passed:
+        if time.monotonic() > deadline:
             break
         other = int(random.key(federation.seed, "canaries", number)) % 2**32
         again = replace(federation, seed=other, secret=None)
@@ -206,7 +208,7 @@ def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     return float(binom.sf(right - 1, guesses, p) + 2 * canaries * delta * slope)
 
 
-def by_canaries(trained: TrainedMethod, runs: int, deadline: Deadline) -> list[Finding]:
+def by_canaries(trained: TrainedMethod, runs: int, deadline: float) -> list[Finding]:
     """The bound beside the account of a run's rounds, at the same delta."""
     method, federation, plan = trained.method, trained.federation, trained.experiment.plan
     account = plan.account(federation) if plan.privacy.of_clients else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,23 +49,6 @@ HEADER = ("attack", "on", "measure", "value", "95 %", "chance", "")
 
 def _text(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """The moment after which no attack begins with anything new; monotonic ``seconds``."""
-
-    seconds: float
-
-    @classmethod
-    def after(cls, minutes: float) -> Deadline:
-        """So many minutes from now."""
-        return cls(time.monotonic() + 60 * minutes)
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether it has."""
-        return time.monotonic() > self.seconds
 
 
 def interval(

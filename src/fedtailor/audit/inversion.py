@@ -22,6 +22,7 @@ batch's tokens, and the rows that change most are taken for these.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -42,7 +43,7 @@ from ..engine.prepare import client_works, first_server, first_states, with_leas
 from ..optim import Optimiser
 from ..params import Batch, Params, flat, pick, row, stack, subtract, to_device
 from ..runs.trained import TrainedMethod
-from .finding import Deadline, Finding, Floats, interval
+from .finding import Finding, Floats, interval
 
 _SMOOTH = 1e-6  # alpha
 _STARTS, _CLOSE = 3, 1e-4  # the best of so many starts, or the first that is so close
@@ -76,7 +77,7 @@ class Sent:
 
 
 def by_inversion(
-    trained: TrainedMethod, size: int, count: int, steps: int, deadline: Deadline
+    trained: TrainedMethod, size: int, count: int, steps: int, deadline: float
 ) -> list[Finding]:
     """The attack on a batch of ``size`` rows, or of as few as the method trains on, of each of
     ``count`` clients, in so many ``steps``."""
@@ -91,7 +92,7 @@ def by_inversion(
     found: dict[str, list[Floats]] = {}
     for sent in _sent(trained, federation, size, count):
         for target, update in sent.updates.items():
-            if deadline.has_passed:
+            if time.monotonic() > deadline:
                 continue
             if pictures:
                 numbers = _errors(sent, update, federation, steps)

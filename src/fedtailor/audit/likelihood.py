@@ -16,7 +16,7 @@ tell them for one; rows are dealt so that each is held out equally often; inputs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from ..errors import InputError
 from ..method import Server
 from ..params import Params
 from ..runs.trained import TrainedMethod
-from .finding import Deadline, Finding, Floats
+from .finding import Finding, Floats
 from .membership import Attacked, confidences, held_out, told_apart
 
 Shadow = tuple[NDArray[np.bool_], Floats]
@@ -66,10 +66,15 @@ def check_shadows(trained: TrainedMethod, count: int) -> None:
 
 
 def by_likelihood(
-    trained: TrainedMethod, models: dict[str, Attacked], count: int, deadline: Deadline
+    trained: TrainedMethod, models: dict[str, Attacked], count: int, deadline: float
 ) -> list[Finding]:
     """The attack on each of the ``models``, by up to ``count`` shadow runs."""
-    shadows = list(_shadows(trained, models, count, deadline))
+    shadows = list[dict[str, Shadow]]()
+    for number in range(count):
+        if time.monotonic() > deadline:
+            break
+        federation = _dealt(trained.federation, trained.seed, number)
+        shadows.append(_trained(trained, federation, models))
     if not shadows:
         return Finding.none("shadows", "all", "AUC", "no time was left for a shadow run")
     tail = f"; {len(shadows)} of {count} shadows" if len(shadows) < count else ""
@@ -89,16 +94,6 @@ def by_likelihood(
         found = told_apart("shadows", name, score[told], model.rows.is_member[told])
         findings += [replace(one, says=one.says + tail) for one in found]
     return findings
-
-
-def _shadows(
-    trained: TrainedMethod, models: dict[str, Attacked], count: int, deadline: Deadline
-) -> Iterator[dict[str, Shadow]]:
-    """What each shadow run tells about each of the ``models``."""
-    for number in range(count):
-        if deadline.has_passed:
-            return
-        yield _trained(trained, _dealt(trained.federation, trained.seed, number), models)
 
 
 def _dealt(federation: Federation, seed: int, number: int) -> Federation:
@@ -121,7 +116,7 @@ def _dealt(federation: Federation, seed: int, number: int) -> Federation:
 def _trained(
     trained: TrainedMethod, federation: Federation, models: dict[str, Attacked]
 ) -> dict[str, Shadow]:
-    """Train a shadow up to the round of each model."""
+    """Train a shadow up to the round of each model; what it tells about each."""
     method, task, plan = trained.method, trained.task, trained.experiment.plan
     size = plan.evaluate.batch_size
     quiet = EvaluateConfig(every=plan.rounds, clients=1, batch_size=size, global_model=False)
