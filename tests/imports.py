@@ -115,7 +115,7 @@ def calls() -> int:
         is_import = frame.f_code.co_name == "<module>"
         if event == "call" and callee.startswith(watched) and caller != callee and not is_import:
             count += 1
-        if event == "call" and frame.f_code.co_name == "next_round":
+        if event == "call" and frame.f_code.co_name == "synchronous_round":
             sys.setprofile(None)
 
     experiment = fedtailor.Experiment({"fedavg": fedtailor.FedAvg()}, rounds=1)

@@ -59,17 +59,17 @@ def test_the_schedule_is_that_of_a_calculation_by_hand() -> None:
     """Three clients need 1, 2 and 5 seconds; all are in flight, and two uploads fill the buffer."""
     rounds_ = schedule([1, 2, 5], 3, 2)
     # 0 comes at 1 and waits for the next state; 1 comes at 2
-    assert seen(rounds_.next_round()) == ([(0, 0), (1, 0)], 2.0, (0,))
+    assert seen(rounds_.next_round(1)) == ([(0, 0), (1, 0)], 2.0, (0,))
     # at 2 both get state 1; 0 comes at 3, 1 at 4
-    assert seen(rounds_.next_round()) == ([(0, 1), (1, 1)], 2.0, (0,))
+    assert seen(rounds_.next_round(2)) == ([(0, 1), (1, 1)], 2.0, (0,))
     # at 4 both get state 2; 0 and the slow one come at 5, and 1 is left in flight
-    assert seen(rounds_.next_round()) == ([(0, 2), (2, 0)], 1.0, (2,))
+    assert seen(rounds_.next_round(3)) == ([(0, 2), (2, 0)], 1.0, (2,))
     # at 5 both get state 3; 0 and 1 come at 6
-    assert seen(rounds_.next_round()) == ([(0, 3), (1, 2)], 1.0, (3,))
+    assert seen(rounds_.next_round(4)) == ([(0, 3), (1, 2)], 1.0, (3,))
 
 
 def test_a_deadline_ends_a_flight() -> None:
-    first = schedule([1, 2, 50], 3, 3, deadline=4.0).next_round()
+    first = schedule([1, 2, 50], 3, 3, deadline=4.0).next_round(1)
     assert [(one.client, one.late) for one in first.members] == [(0, False), (1, False), (2, True)]
     assert first.seconds == 4.0
 

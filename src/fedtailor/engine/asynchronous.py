@@ -19,6 +19,7 @@ not on what clients train: the schedule of a run that goes on is worked out agai
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 
 from .. import random
@@ -26,7 +27,7 @@ from ..data.federation import Federation
 from ..method import Method
 from .config import Plan
 from .faults import TimeModel
-from .participants import Member, Participants, Schedule, Synchronous, participants
+from .participants import Member, Participants, Schedule, participants, synchronous_round
 
 
 @dataclass(order=True, frozen=True)
@@ -46,7 +47,7 @@ class Buffered:
     federation: Federation
     plan: Plan
     time: TimeModel
-    number: int = 0  # the last round
+    number: int = 0  # the round
     now: float = 0.0  # simulated seconds
     _flights: list[_Flight] = field(default_factory=list)  # a heap
     _sent: int = 0
@@ -57,10 +58,10 @@ class Buffered:
         self._novel = self.federation.novel(self.plan.cohort.novel)
         self._concurrency = self.plan.cohort_size(self.federation)
 
-    def next_round(self) -> Participants:
+    def next_round(self, number: int) -> Participants:
         """The clients that come back until the buffer is full, or until none is left that may be
         sent the server's state."""
-        self.number += 1
+        self.number = number
         size = self.plan.cohort.buffer
         assert size is not None
         begun, uploads = self.now, 0
@@ -121,12 +122,11 @@ def schedule(
 ) -> tuple[Schedule, tuple[int, ...]]:
     """Who takes part from round ``start`` on; and the earlier rounds whose states the clients that
     are in flight by then have been sent."""
-    done = max(0, start - 1)
     if plan.cohort.buffer is None:
-        return Synchronous(method, federation, plan, done), ()
+        return partial(synchronous_round, method, federation, plan), ()
     assert time is not None
     buffered = Buffered(federation, plan, time)
     versions: tuple[int, ...] = ()
-    for _ in range(done):
-        versions = buffered.next_round().versions
-    return buffered, versions
+    for number in range(1, start):
+        versions = buffered.next_round(number).versions
+    return buffered.next_round, versions

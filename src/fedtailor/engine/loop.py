@@ -72,7 +72,7 @@ class Loop:
         """Train a cohort from ``server``, aggregate, stage the private states, evaluate."""
         clock, account = Clock(), self.plan.account(self.federation)
         self.versions[number - 1] = server
-        drawn = self.schedule.next_round()
+        drawn = self.schedule(number)
         if self.resumed is not None and self.resumed.number == number:
             done = self.resumed
             self.store.begin(number)
@@ -169,7 +169,7 @@ class Loop:
             quorum = self.quorum if self.federation.remote else LEAST
             there = [cohort.clients[position] for position in sorted(results.losses)]
             at = self.chain.at(server, cohort.round, there)
-            expected = self.plan.cohort.buffer or drawn.size
+            expected = self.plan.cohort.buffer or len(members) + len(drawn.dropped)
             at = replace(at, drawn=expected, least=self._least(cohort, quorum) - late)
             context = self.method, self.task, self.chain
             max_share = self.plan.max_share(self.federation)

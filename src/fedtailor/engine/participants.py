@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ..data.federation import Federation
 from ..method import Method
@@ -49,34 +48,17 @@ class Participants:
     seconds: float | None = None
     versions: tuple[int, ...] = ()
 
-    @property
-    def size(self) -> int:
-        """How many were drawn."""
-        return len(self.members) + len(self.dropped)
+
+Schedule = Callable[[int], Participants]
+"""Who takes part in a round, by its number; asked of one round after the other."""
 
 
-class Schedule(Protocol):
-    """What says who takes part in one round after the other."""
-
-    def next_round(self) -> Participants:
-        """The participants of the next round."""
-
-
-@dataclass
-class Synchronous:
-    """In each round a cohort trains from the server's last state, and is waited for. ``number`` is
-    the last round."""
-
-    method: Method
-    federation: Federation
-    plan: Plan
-    number: int = 0
-
-    def next_round(self) -> Participants:
-        """The cohort of the next round, and who of it drops out."""
-        self.number += 1
-        clients = draw_cohort(self.method, self.federation, self.plan, self.number)
-        return participants(self.federation, self.plan, self.number, clients)
+def synchronous_round(
+    method: Method, federation: Federation, plan: Plan, number: int
+) -> Participants:
+    """The cohort that trains from the server's last state and is waited for, and who drops out."""
+    clients = draw_cohort(method, federation, plan, number)
+    return participants(federation, plan, number, clients)
 
 
 def draw_cohort(
