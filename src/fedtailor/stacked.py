@@ -70,18 +70,24 @@ def combine(weights: Tensor, chunk: Tensor) -> Tensor:
 def weighted_sum(stacked: Params, weights: Tensor) -> Params:
     """``sum_c weights[c] * stacked[c]`` in one read; ``weights`` is ``[c]``.
 
-    The values of 64 clients are added up in float32 (those of float64 in float64), and these sums
-    in float64.
-
     >>> weighted_sum({"x": torch.tensor([[1.0], [3.0]])}, torch.tensor([0.5, 0.5]))
     {'x': tensor([2.])}
     """
+    return {name: weighted_sums(value, weights) for name, value in stacked.items()}
 
-    def one(value: Tensor) -> Tensor:
-        summed = [combine(weights, chunk).to(value.dtype) for chunk in column_chunks(value)]
-        return torch.cat(summed).view(value.shape[1:])
 
-    return {name: one(value) for name, value in stacked.items()}
+def weighted_sums(stacked: Tensor, weights: Tensor) -> Tensor:
+    """The sums of a tensor's rows ``[c, ...]`` by each row of ``weights`` ``[..., c]``.
+
+    The values of 64 clients are added up in float32 (those of float64 in float64), and these sums
+    in float64; the result is of the type of ``stacked``.
+
+    >>> weighted_sums(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+    tensor([[2.],
+            [3.]])
+    """
+    summed = [combine(weights, chunk).to(stacked.dtype) for chunk in column_chunks(stacked)]
+    return torch.cat(summed, -1).view((*weights.shape[:-1], *stacked.shape[1:]))
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:

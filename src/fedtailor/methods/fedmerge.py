@@ -52,7 +52,7 @@ from ..layers.starts import diverse_inits, starts_from_copies
 from ..method import Cohort, FineTuning, Server
 from ..optim import ClientContext, LearningRate
 from ..params import Batch, Params, add_prefix, strip_prefix, subtract
-from ..stacked import column_chunks, combine, products_with_offsets, ratio, weighted_sum
+from ..stacked import products_with_offsets, ratio, weighted_sum, weighted_sums
 from ..task.task import Task
 
 _BANK = "bank."
@@ -61,22 +61,17 @@ _LEAST = 1e-12  # of a mean weight: a new client may select models that no other
 
 
 def merge(models: Tensor, weights: Tensor) -> Tensor:
-    """Equation 4: every client's merge of the models, W Theta.
+    """Equation 4: every client's merge of the models, W Theta ``[m, P]``.
 
     Args:
         models: Theta ``[d, P]``.
         weights: w ``[m, d]``, a client a row.
 
-    Returns:
-        theta ``[m, P]``, of the models' type, added up as in `weighted_sum`.
-
     >>> merge(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
     tensor([[2., 2.],
             [3., 4.]])
     """
-    return torch.cat(
-        [combine(weights, chunk).to(models.dtype) for chunk in column_chunks(models)], dim=1
-    )
+    return weighted_sums(models, weights)
 
 
 def merge_backward(
@@ -114,7 +109,7 @@ def merge_backward(
     chosen = slice(None) if head is None else head
     S = products_with_offsets(updates[:, chosen], models[:, chosen])  # <Theta_j - Theta_1, Delta_i>
     # <Theta_j - theta_i, Delta_i> = S_ij - sum_k w_ik S_ik: theta_i is not needed again
-    return merge(updates, c.T), pw * (S - (w * S).sum(1, keepdim=True))
+    return weighted_sums(updates, c.T), pw * (S - (w * S).sum(1, keepdim=True))
 
 
 @dataclass(frozen=True)

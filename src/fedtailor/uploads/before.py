@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..params import Params, pick
-from ..stacked import column_chunks, combine, squared_distances
+from ..stacked import squared_distances, weighted_sums
 from .distances import squared_distances_from
 from .norms import clip
 from .rules import Robust
@@ -50,19 +50,8 @@ def changed(
             weights = torch.zeros(len(groups), len(order), dtype=torch.float64)
             for row, group in zip(weights, groups, strict=True):
                 row[group] = 1 / len(group)
-        uploads = {name: mixed(value, weights) for name, value in uploads.items()}
+        uploads = {name: weighted_sums(value, weights) for name, value in uploads.items()}
     return uploads
-
-
-def mixed(stacked: Tensor, weights: Tensor) -> Tensor:
-    """``weights @ stacked`` of the type of ``stacked``, ``[m, ...]``.
-
-    >>> mixed(torch.tensor([[1.0], [3.0]]), torch.tensor([[0.5, 0.5]], dtype=torch.float64))
-    tensor([[2.]])
-    """
-    weights = weights.to(stacked.device)
-    parts = [combine(weights, chunk).to(stacked.dtype) for chunk in column_chunks(stacked)]
-    return torch.cat(parts, 1).view(len(weights), *stacked.shape[1:])
 
 
 def _clip(uploads: Params, counting: Params, state: Params, radius: float | None) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...params import Params
-from ...stacked import weighted_sum
+from ...stacked import weighted_sums
 
 
 def block_sizes(numel: int, blocks: int, min_sparsity: float) -> list[int]:
@@ -131,6 +131,6 @@ class Blocks:
         """
         sums = {n: stacked[n].new_zeros(stacked[n].shape[1:]) for n in self.names}
         for number, (name, place) in enumerate(self.places):
-            part = {name: stacked[name].flatten(1)[:, place]}
-            sums[name].view(-1)[place] = weighted_sum(part, weights[:, number])[name]
+            part = stacked[name].flatten(1)[:, place]
+            sums[name].view(-1)[place] = weighted_sums(part, weights[:, number])
         return sums
