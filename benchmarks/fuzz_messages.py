@@ -268,7 +268,7 @@ class _Server:
         server = next(todo).server
         with contextlib.suppress(InputError):  # the sites answer as in the first round
             next(todo)
-        requests = [ClientRequest(0, 0, 1, None, "personalise", 0, 1.0, 0)]
+        requests = [ClientRequest(0, 1, None, "personalise", 0, 1.0, 0)]
         list(self._executor().map("keep", server, requests))
         kept = {path: path.read_bytes() for path in self.folder.rglob("client-*/*")}
         work, sites = partial(_work, self.folder, kept), self.nodes.sites

@@ -315,7 +315,7 @@ def flops_of_step(experiment: ft.Experiment) -> float:
     private = memory_states(method, task, federation).read(client)
     steps = federation.num_steps(client, plan.local)
     scale = plan.schedule.factor(1, plan.rounds)
-    request = ClientRequest(0, client, 1, private, "train", plan.local.passes, scale, steps)
+    request = ClientRequest(client, 1, private, "train", plan.local.passes, scale, steps)
     server = to_device(first_server(method, task, federation), task.device)
     ready = train.prepare(server, request)
     return count_flops(lambda: train.complete(request, ready)) / steps

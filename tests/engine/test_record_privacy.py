@@ -83,7 +83,7 @@ def test_dropout_in_noised_steps_follows_from_the_secret() -> None:
     server = first_server(method, task, FEDERATION)
     for secret in (None, "one", "other"):
         works = client_works(method, task, replace(FEDERATION, secret=secret), PLAN)
-        request = ClientRequest(0, 2, 1, {}, "train", 1, 1.0, 2)
+        request = ClientRequest(2, 1, {}, "train", 1, 1.0, 2)
         keys.add(works.train.prepare(server, request).context.key.item())
     assert len(keys) == 3
 

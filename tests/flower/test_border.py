@@ -214,7 +214,7 @@ def test_variances_below_0_are_refused_of_models_with_names_of_their_own(
     task, one = case.task(), case.first_round(0)
     packed = method.pack(task, one.upload)
     schema = UploadSchema.of(method.unpack(task, packed), packed)
-    request = ClientRequest(0, 0, 1, None, "train", 1, 1.0, len(case.batches(0)))
+    request = ClientRequest(0, 1, None, "train", 1, 1.0, len(case.batches(0)))
     chain = upload_chain(method, task, case.subject.federation, case.subject.plan)
     context = method, task, chain, schema, one.received, request
     reply = ClientReply(0, loss=1.0)

@@ -156,7 +156,7 @@ def _sent(trained: TrainedMethod, federation: Federation, size: int, count: int)
     for client in able[:count]:
         private = first_states(method, task, federation)(client)
         scale = plan.schedule.factor(1, plan.rounds)
-        inputs = train.prepare(server, ClientRequest(0, client, 1, private, "train", 1, scale, 1))
+        inputs = train.prepare(server, ClientRequest(client, 1, private, "train", 1, scale, 1))
         upload, _, _ = train.run(inputs.received, inputs.private, inputs.batches, inputs.context)
         there = train.chain.at(inputs.received, 1, [client])
         here = train.chain.at(server, 1, cohort)

@@ -127,7 +127,7 @@ def _trained(
     def personal(server: Server, number: int, client: int) -> Params:
         passes = method.finetune_passes
         private = store.read(client)
-        request = ClientRequest(0, client, number, private, "personalise", passes, 1.0, 0)
+        request = ClientRequest(client, number, private, "personalise", passes, 1.0, 0)
         return works.evaluate.used(method.send(task, server, client), request)
 
     def shared(server: Server, number: int, client: int) -> Params:

@@ -20,7 +20,7 @@ from .aggregation import NextState, next_state, training_order
 from .client import ClientUpdate
 from .config import LEAST, Plan
 from .evaluation import Evaluator
-from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .executors.work import ClientRequest, Executor, Refusal
 from .faults import TimeModel
 from .participants import Member, Participants, Schedule, draw_cohort
 from .prepare import cohort_of
@@ -263,7 +263,8 @@ class Loop:
                 if self._is_late(results, member, result, sends=not member.drops):
                     position = None
                 results.add(place, position, member.steps, result, sends=not member.drops)
-                if cohort.clients and self._most_usable(results, cohort) < least:
+                refused = {one for one, _ in results.refusals.values()}
+                if positions and len(positions.keys() - refused) < least:
                     continue  # the round comes to nothing: nothing of it is kept
                 with phase("state"):
                     self.store.stage(client, result.private)
@@ -281,27 +282,21 @@ class Loop:
     def _requests(
         self, members: Sequence[Member], masks: Mapping[int, Masks]
     ) -> Iterator[ClientRequest]:
-        """The requests to members that are all alike (`Member.like`)."""
-        version, lr_scale, lr_slope = members[0].like
-        requests = client_requests(
-            [member.client for member in members],
-            version + 1,
-            "train",
-            self.plan.local.passes,
-            {member.client: member.steps for member in members},
-            self.store.read,
-            lr_scale,
-        )
-        return (
-            replace(
-                request,
-                steps=request.size,
-                masks=masks.get(request.client),
-                lr_slope=lr_slope,
+        """The requests to members; a private state is read when its request is made."""
+        for member in members:
+            yield ClientRequest(
+                member.client,
+                member.version + 1,
+                self.store.read(member.client),
+                "train",
+                self.plan.local.passes,
+                member.lr_scale,
+                size=member.steps,
+                steps=member.steps,
+                lr_slope=member.lr_slope,
+                masks=masks.get(member.client),
                 clip=self.chain.clip_now,
             )
-            for request in requests
-        )
 
     def _is_late(
         self, results: CohortResults, member: Member, update: ClientUpdate, *, sends: bool
@@ -317,11 +312,6 @@ class Loop:
             return False
         results.late[member.client] = seconds
         return True
-
-    def _most_usable(self, results: CohortResults, cohort: Cohort) -> int:
-        """How many of the cohort's updates can be usable, as far as it is known."""
-        refused = {client for client, _ in results.refusals.values()}
-        return len(cohort.clients) - len(refused.intersection(cohort.clients))
 
     def _least(self, cohort: Cohort, quorum: float) -> int:
         """How many updates must be usable, of the cohort's: who drops out is not in it."""

@@ -209,7 +209,7 @@ def first_steps(
     plan = replace(plan, local=LocalConfig(size, steps=steps), privacy=plan.privacy.endless)
     private = first_states(method, task, federation)(client)
     scale = plan.schedule.factor(1, plan.rounds)
-    request = ClientRequest(0, client, 1, private, "train", 1, scale, steps)
+    request = ClientRequest(client, 1, private, "train", 1, scale, steps)
     server = to_device(first_server(method, task, federation), task.device)
     return client_works(method, task, federation, plan), server, request
 

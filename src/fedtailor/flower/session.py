@@ -103,7 +103,7 @@ class Session:
         if message.kind == "global":
             return self._evaluated(message, request.client, received), None
         private = states.read(request.client, request.base, self.first(request.client))
-        who = 0, request.client, message.round, private  # its place doesn't matter, nor its size
+        who = request.client, message.round, private  # its size doesn't matter
         if message.kind in ("personal", "keep"):
             passes = self.works.train.method.finetune_passes
             asked = ClientRequest(*who, "personalise", passes, 1.0, 0)

@@ -231,7 +231,7 @@ class TrainedMethod:
         received = self.method.send(self.task, self.server, number)
         if passes == 0:
             return {**aligned(received), **private}
-        request = ClientRequest(0, number, self.round, private, "personalise", passes, 1.0, 0)
+        request = ClientRequest(number, self.round, private, "personalise", passes, 1.0, 0)
         return self._works.evaluate.used(received, request)
 
     def _is_novel(self, number: int) -> bool:

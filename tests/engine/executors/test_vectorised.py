@@ -44,7 +44,7 @@ class Doubling(ClientWork):
 
 def doubled(executor: Executor, clients: int) -> list[float]:
     requests = [
-        ClientRequest(k, k, 1, {"x": torch.tensor(float(k))}, "train", 1, 1.0, 1)
+        ClientRequest(k, 1, {"x": torch.tensor(float(k))}, "train", 1, 1.0, 1)
         for k in range(clients)
     ]
     return [result for _, result in executor.map("double", {}, requests)]

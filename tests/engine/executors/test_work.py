@@ -32,15 +32,15 @@ def test_a_clients_private_state_is_read_when_its_turn_comes() -> None:
         read.append(client)
         return {"x": torch.tensor(client)}
 
-    requests = client_requests([7, 3], 5, "train", 2, {3: 30, 7: 70}, private, 0.5)
+    requests = client_requests([7, 3], 5, "train", 2, {3: 30, 7: 70}, private)
     assert read == []
     first = next(requests)
     assert read == [7]
-    assert (first.position, first.client, first.size) == (0, 7, 70)
-    assert (first.round, first.purpose, first.passes, first.lr_scale) == (5, "train", 2, 0.5)
+    assert (first.client, first.size) == (7, 70)
+    assert (first.round, first.purpose, first.passes, first.lr_scale) == (5, "train", 2, 1.0)
     assert first.private["x"] == 7
     (second,) = requests
-    assert (second.position, second.client, second.size) == (1, 3, 30)
+    assert (second.client, second.size) == (3, 30)
 
 
 @dataclass(frozen=True)

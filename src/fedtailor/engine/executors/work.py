@@ -100,12 +100,11 @@ class Counted:
 class ClientRequest:
     """What the server asks of one client.
 
-    ``position`` counts the round's requests; ``private`` is the client's private state, None where
-    it lies elsewhere. The client works on ``passes`` over its data, in batches drawn for
-    ``purpose``, or on the first ``steps`` of these; ``size`` is how much work that is.
+    ``private`` is the client's private state, None where it lies elsewhere. The client works on
+    ``passes`` over its data, in batches drawn for ``purpose``, or on the first ``steps`` of these;
+    ``size`` is how much work that is.
     """
 
-    position: int
     client: int
     round: int
     private: Params | None
@@ -126,12 +125,10 @@ def client_requests(
     passes: int,
     sizes: Mapping[int, int],
     private: Callable[[int], Params | None],
-    lr_scale: float = 1.0,
 ) -> Iterator[ClientRequest]:
     """The requests to ``clients`` in a round; ``private`` is read when a request is made."""
-    for at, client in enumerate(clients):
-        size = sizes[client]
-        yield ClientRequest(at, client, round_, private(client), purpose, passes, lr_scale, size)
+    for client in clients:
+        yield ClientRequest(client, round_, private(client), purpose, passes, 1.0, sizes[client])
 
 
 @dataclass(frozen=True)
