@@ -202,7 +202,8 @@ def train(
     def plain_gradient(
         theta: Params, batch: Batch, key: Tensor
     ) -> tuple[Params, tuple[Tensor, Params]]:
-        return _gradient(partial(objective, batch, key), theta, keep=_is_tracked(batch))
+        keep = any(value.requires_grad for value in batch.values())  # of a step that is derived
+        return _gradient(partial(objective, batch, key), theta, keep)
 
     def gradient_at(theta: Params, batch: Batch, key: Tensor) -> tuple[Params, Tensor, Params]:
         if noise is None:
@@ -231,13 +232,14 @@ def train(
         if may_move := strip_prefix(buffers, MAY_MOVE):
             masks = groups.flatten(_for_all(may_move, theta))
             new = [_where(*each) for each in zip(masks, new, states, strict=True)]
-        real = _is_real(batch, value)
+        real = torch.ones_like(value, dtype=torch.bool)
+        if "weight" in batch:
+            real = batch["weight"].sum() > 0
+            new = [_where(real, *each) for each in zip(new, states, strict=True)]
+            buffers = {n: torch.where(real, v, rest[n]) for n, v in buffers.items() if n in rest}
         active.append(real)
         losses.append(torch.where(real, value, 0.0))
         number = number + (real.long() if "weight" in batch else 1)
-        if "weight" in batch:
-            new = [_where(real, *each) for each in zip(new, states, strict=True)]
-            buffers = {n: torch.where(real, v, rest[n]) for n, v in buffers.items() if n in rest}
         states = new
         rest = {**rest, **{n: v.detach() for n, v in buffers.items() if n in rest}}
     mean = torch.stack(losses).sum() / torch.stack(active).sum().clamp(min=1)
@@ -286,11 +288,6 @@ def _gradient(
             value, list(leaves.values()), create_graph=keep, materialize_grads=True
         )
     return dict(zip(leaves, slopes, strict=True)), (loss.detach(), buffers)
-
-
-def _is_tracked(batch: Batch) -> bool:
-    """Whether a step is to be differentiated by the batch."""
-    return any(value.requires_grad for value in batch.values())
 
 
 def proximal(anchor: Params, mu: float) -> Callable[[Params], Tensor]:
@@ -347,10 +344,3 @@ def _where(mask: Tensor, new: OptState, old: OptState) -> OptState:
     shape; in the latter case counters, which are scalars, are the new ones."""
     pairs = zip(new, old, strict=True)
     return tuple(torch.where(mask, n, o) if mask.dim() <= n.dim() else n for n, o in pairs)
-
-
-def _is_real(batch: Batch, like: Tensor) -> Tensor:
-    """Whether a step is no padding, bool scalar."""
-    if "weight" not in batch:
-        return torch.ones_like(like, dtype=torch.bool)
-    return batch["weight"].sum() > 0

@@ -204,12 +204,9 @@ def aligned(params: Params) -> Params:
     lie in memory in another way; on some processors the kernels then round differently. A resumed
     run, or one on several ranks, would not end with the same bits.
     """
-    return {name: value if _is_plain(value) else _copied(value) for name, value in params.items()}
 
+    def one(value: Tensor) -> Tensor:
+        is_plain = value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
+        return value if is_plain else value.clone(memory_format=torch.contiguous_format)
 
-def _is_plain(value: Tensor) -> bool:
-    return value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
-
-
-def _copied(value: Tensor) -> Tensor:
-    return value.clone(memory_format=torch.contiguous_format)
+    return {name: one(value) for name, value in params.items()}

@@ -73,11 +73,7 @@ def uniform(k: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float3
     >>> bool((uniform(key(0), (1000,)).mean() - 0.5).abs() < 0.05)
     True
     """
-    return uniform_at(k, torch.arange(math.prod(shape), device=k.device).view(shape), dtype)
-
-
-def uniform_at(k: Tensor, counter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw a number from [0, 1) for every element of ``counter`` (int64, any shape)."""
+    counter = torch.arange(math.prod(shape), device=k.device).view(shape)
     bits = 53 if dtype == torch.float64 else 24
     return _shift(_mix(k + (counter + 1) * _GAMMA), 64 - bits).to(dtype) * 2.0**-bits
 

@@ -267,8 +267,7 @@ class Plan:
     @property
     def in_clear(self) -> Plan:
         """The plan without noise and masks."""
-        hidden = PrivacyConfig(), SecureAggregationConfig()
-        return replace(self, privacy=hidden[0], secure_aggregation=hidden[1])
+        return replace(self, privacy=PrivacyConfig(), secure_aggregation=SecureAggregationConfig())
 
     def lr_scale(self, rounds: Sequence[int]) -> float:
         """The mean factor on learning rates over ``rounds``."""

@@ -152,8 +152,8 @@ class Evaluator:
         return evaluations(model, present, sums, metrics.names, values, has_hits=hits)
 
     def _evaluate_changed(self, server: Server, clients: Sequence[int], number: int) -> Results:
-        """As `_evaluate_personal`; where the server's state is the very same as the last time, only
-        of clients that have trained since."""
+        """The results of personal models; where the server's state is the very same as the last
+        time, those of clients that have trained since are new."""
         if (
             self.writing.is_due(number) != self.kept_texts
             or self.federation.remote  # sites keep what they evaluate
@@ -175,18 +175,16 @@ class Evaluator:
             for client in clients
         }
         order = sorted(clients, key=lambda client: (sizes[client], client)) if passes else clients
-        private = self.store.read
-        requests = client_requests(order, number, "personalise", passes, sizes, private)
+        read = self.store.read
+        requests = client_requests(order, number, "personalise", passes, sizes, read)
         return _usable(self.executor.map(work, server, requests))
 
     def _evaluate_joining(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """Of clients that have just joined: fitted for a few passes, of which nothing is kept."""
         passes, local = self.plan.evaluate.novel_passes, self.plan.local
-
-        def private(client: int) -> Params:
-            return self.store.read(client) or {}
-
-        requests = join_requests(self.federation, local, clients, number, passes, private)
+        requests = join_requests(
+            self.federation, local, clients, number, passes, lambda k: self.store.read(k) or {}
+        )
         return _usable(self.executor.map("join", server, requests))
 
     def _diagnostics(

@@ -27,14 +27,14 @@ def combined(robust: Robust, uploads: Params, state: Params, scored: Collection[
     """
     f, counting = robust.attackers, pick(uploads, scored)
     if robust.rule == "geometric-median":
-        return weighted_sum(uploads, geometric_median_weights(counting, robust.steps))
+        return weighted_sum(uploads, _geometric_median_weights(counting, robust.steps))
     if robust.rule == "centred-clipping":
-        weights = centred_clipping_weights(counting, state, robust.radius, robust.steps)
+        weights = _centred_clipping_weights(counting, state, robust.radius, robust.steps)
         rest = 1 - float(weights.sum())
         total = weighted_sum(uploads, weights)
         return {n: (v + rest * state[n].to(v)).to(v.dtype) for n, v in total.items()}
     if robust.rule == "bulyan":
-        rows = bulyan_rows(squared_distances(counting), f)
+        rows = _bulyan_rows(squared_distances(counting), f)
         chosen = {name: value[rows.to(value.device)] for name, value in uploads.items()}
         return {n: _by_coordinate("meamed", v, 2 * f) for n, v in chosen.items()}
     return {name: _by_coordinate(robust.rule, value, f) for name, value in uploads.items()}
@@ -63,18 +63,10 @@ def _of_columns(rule: str, chunk: Tensor, f: int) -> Tensor:
     return ordered.gather(0, nearest).mean(0)
 
 
-def geometric_median_weights(uploads: Params, steps: int) -> Tensor:
-    """The weights of the geometric median z = sum_i w_i u_i, by Weiszfeld's iteration
-    w_i ~ 1 / max(||u_i - z||, nu). Nu is 1e-6 of a median distance; at first w_i ~ 1 / the median
-    distance of u_i from the others.
-
-    Args:
-        uploads: stacked ``[c, ...]``.
-        steps: iterations.
-
-    Returns:
-        float64 ``[c]``, of sum 1.
-    """
+def _geometric_median_weights(uploads: Params, steps: int) -> Tensor:
+    """The weights, float64 ``[c]``, of the geometric median z = sum_i w_i u_i, by Weiszfeld's
+    iteration w_i ~ 1 / max(||u_i - z||, nu), of sum 1. Nu is 1e-6 of a median distance; at first
+    w_i ~ 1 / the median distance of u_i from the others."""
     apart = squared_distances(uploads).sqrt().median(1).values  # of a far one: far
     start = int(apart.argmin())
     r, products = directions_from(uploads, {n: value[start] for n, value in uploads.items()})
@@ -87,21 +79,12 @@ def geometric_median_weights(uploads: Params, steps: int) -> Tensor:
     return weights
 
 
-def centred_clipping_weights(
+def _centred_clipping_weights(
     uploads: Params, state: Params, radius: float | None, steps: int
 ) -> Tensor:
-    """The weights w of v = state + sum_i w_i (u_i - state) after some steps of
-    v <- v + mean_i (u_i - v) min(1, radius / ||u_i - v||), from the server's own state.
-
-    Args:
-        uploads: stacked ``[c, ...]``.
-        state: the server's own state as an upload, by name ``[...]``.
-        radius: None: the median distance of the uploads from the server's own state.
-        steps: iterations.
-
-    Returns:
-        float64 ``[c]``.
-    """
+    """The weights w, float64 ``[c]``, of v = state + sum_i w_i (u_i - state) after some steps of
+    v <- v + mean_i (u_i - v) min(1, radius / ||u_i - v||), from the server's own state. A radius of
+    None is the median distance from that."""
     r, products = directions_from(uploads, state)
     bound = r.median() if radius is None else torch.tensor(radius).to(r)
     v = torch.zeros_like(r)  # v - state, as multiples of the directions
@@ -119,7 +102,7 @@ def _distances(r: Tensor, products: Tensor, of_point: Tensor) -> Tensor:
     return (r * r - 2 * r * along + of_point @ along).clamp(min=0).sqrt()
 
 
-def bulyan_rows(d2: Tensor, attackers: int) -> Tensor:
+def _bulyan_rows(d2: Tensor, attackers: int) -> Tensor:
     """Bulyan's selection: c - 2 f times the best upload by Krum among those that are left."""
     left = torch.arange(len(d2), device=d2.device)
     rows = []

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,10 +38,6 @@ _PRECEDENCE = 2.0  # seconds: what is wrong with the input on all ranks is the f
 _AGAIN = "the same command goes on after the last committed round"
 
 
-class _Work(Protocol):
-    def wait(self) -> object: ...
-
-
 def gpus() -> int:
     """How many GPUs this process sees."""
     return torch.cuda.device_count()
@@ -52,7 +48,7 @@ class Transfer:
     """A message on its way; the tensors have to live until it is there."""
 
     rank: int
-    transfers: list[_Work | None]
+    transfers: list[dist.Work | None]
     parts: list[Tensor]
 
     def wait(self) -> None:
