@@ -40,7 +40,8 @@ def test_a_mean_is_over_predictions_and_none_where_there_are_none() -> None:
     sums = np.zeros((2, 2, 3))
     sums[0] = [[3.0, 1.0, 4.0], [6.0, 2.0, 3.0]]
     sums[1, 1] = [5.0, 5.0, 5.0]
-    validation, test = evaluations("global", (7, 9), sums)
+    scoring = Scoring(METHOD, Task(digits_backbone()), FEDERATION)
+    validation, test = evaluations(scoring, "global", (7, 9), sums, ())
     assert (validation.model, validation.split, validation.clients) == (
         "global",
         "validation",

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..data.federation import Federation
 from ..method import Method, Server
@@ -143,13 +142,11 @@ class Evaluator:
         self, model: EvaluatedModel, clients: Sequence[int], results: Results
     ) -> list[Evaluation]:
         present = [client for client in clients if client in results]
-        sums: NDArray[np.float64] = np.zeros((0, len(SPLITS), self.scoring.num_sums))
-        if present:
-            sums = np.stack([results[client].sums for client in present])
-        metrics = self.scoring.metrics
-        values = [results[client].metrics for client in present] if metrics.asked else ()
-        hits = self.federation.dataset.objective.has_hits
-        return evaluations(model, present, sums, metrics.names, values, has_hits=hits)
+        shape = -1, len(SPLITS), self.scoring.num_sums
+        sums = np.reshape([results[client].sums for client in present], shape)
+        asked = self.scoring.metrics.asked
+        values = [results[client].metrics for client in present] if asked else ()
+        return evaluations(self.scoring, model, present, sums, values)
 
     def _evaluate_changed(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """The results of personal models; where the server's state is the very same as the last

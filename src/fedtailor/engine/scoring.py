@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -141,7 +141,7 @@ def evaluate_one(
 ) -> list[Evaluation]:
     """One state, as the global model of all ``clients``: their examples share batches, whose scores
     ``scores_of`` gives in any order. ``of_texts`` are the metrics of texts, where there are any."""
-    federation, metrics, columns = scoring.federation, scoring.metrics, scoring.num_sums
+    federation, columns = scoring.federation, scoring.num_sums
     rows = [
         np.concatenate([federation.rows(client, split) for client in clients]) for split in SPLITS
     ]
@@ -168,9 +168,7 @@ def evaluate_one(
         for of_client in range(len(clients)):
             of_splits = [(rows[of_client], found[of_client]) for rows, found in parts]
             values.append(scoring.metric_values(*zip(*of_splits, strict=True)))
-    of_metrics = metrics.names, values
-    hits = federation.dataset.objective.has_hits
-    return evaluations("global", clients, sums, *of_metrics, has_hits=hits)
+    return evaluations(scoring, "global", clients, sums, values)
 
 
 def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -180,45 +178,35 @@ def _widened(scores: NDArray[np.float64], like: NDArray[np.float64]) -> NDArray[
 
 
 def evaluations(
+    scoring: Scoring,
     model: EvaluatedModel,
     clients: Sequence[int],
     sums: NDArray[np.float64],
-    names: Sequence[str] = (),
-    values: Sequence[Sequence[MetricValues]] = (),
-    *,
-    has_hits: bool = True,
+    values: Sequence[Sequence[MetricValues]],
 ) -> list[Evaluation]:
     """Of ``sums`` ``[n, split, 3]``: loss, hits and predictions of each client (`Scoring.num_sums`
-    of them). ``values`` are the metrics of each client and split, those of ``names``; empty if none
-    were asked for. Where predictions are neither right nor wrong, ``has_hits`` is False."""
-    found = [
-        _evaluation(model, split, clients, sums[:, number], names, [one[number] for one in values])
-        for number, split in enumerate(SPLITS)
-    ]
-    none = (None,) * len(clients)
-    return found if has_hits else [replace(one, accuracy=none) for one in found]
+    of them). ``values`` are the metrics of each client and split; empty if none were asked for."""
+    found = []
+    for number, split in enumerate(SPLITS):
+        columns, of_split = sums[:, number].T, [one[number] for one in values]
+        loss, hits, count = columns[:3]
+        accuracy: tuple[float | None, ...] = (None,) * len(clients)
+        if scoring.federation.dataset.objective.has_hits:  # else none is right or wrong
+            accuracy = _ratios(hits, count)
+        names = scoring.metrics.names if of_split else ()
+        metrics = {name: tuple(one.values[at] for one in of_split) for at, name in enumerate(names)}
+        if len(columns) > 3:
+            metrics[ATTACK_SUCCESS] = _ratios(*columns[3:])
+        confusion = _stacked([one.confusion for one in of_split if one.confusion is not None])
+        whose = tuple(clients), tuple(map(int, count))
+        losses = _ratios(loss, count)
+        found.append(Evaluation(model, split, *whose, losses, accuracy, metrics, confusion))
+    return found
 
 
-def _evaluation(
-    model: EvaluatedModel,
-    split: Split,
-    clients: Sequence[int],
-    sums: NDArray[np.float64],
-    names: Sequence[str],
-    values: Sequence[MetricValues],
-) -> Evaluation:
-    def mean(column: int) -> tuple[float | None, ...]:
-        return tuple(float(s[column] / s[2]) if s[2] else None for s in sums)
-
-    counts = tuple(int(count) for count in sums[:, 2])
-    metrics = {
-        name: tuple(one.values[at] for one in values)
-        for at, name in enumerate(names if values else ())
-    }
-    if sums.shape[1] > 3:
-        metrics[ATTACK_SUCCESS] = tuple(float(s[3] / s[4]) if s[4] else None for s in sums)
-    confusion = _stacked([one.confusion for one in values if one.confusion is not None])
-    return Evaluation(model, split, tuple(clients), counts, mean(0), mean(1), metrics, confusion)
+def _ratios(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> tuple[float | None, ...]:
+    """``sums / counts``, by client; None where the count is 0."""
+    return tuple(float(a / b) if b else None for a, b in zip(sums, counts, strict=True))
 
 
 def _stacked(counts: Sequence[tuple[tuple[int, ...], ...]]) -> NDArray[np.int64] | None:
