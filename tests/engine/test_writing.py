@@ -96,7 +96,7 @@ def test_a_client_that_did_not_train_writes_what_it_wrote_before() -> None:
     works = client_works(method, task, federation, plan)
     states, executor = memory_states(method, task, federation), Sequential(works._asdict())
     of = works.score, works.write
-    evaluator = Evaluator(method, task, federation, plan, states, executor, *of)
+    evaluator = Evaluator(method, task, federation, plan, states, executor.map, *of)
     server = first_server(method, task, federation)
     scores = [evaluator.evaluate(server, number)[0][0].metrics["rougeL"] for number in (1, 2, 2, 1)]
     assert scores[0] == scores[3] == (None,) * 3

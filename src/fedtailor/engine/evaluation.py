@@ -17,7 +17,7 @@ from ..params import Params, add_prefix, clone, same_tensors, stack
 from ..task.task import Task
 from .client import ClientEvaluationResult, client_diagnostics
 from .config import Plan
-from .executors.work import ClientRequest, Executor, Refusal, client_requests
+from .executors.work import ClientRequest, Map, Refusal, client_requests
 from .forms import check_predicts
 from .joining import join_requests
 from .metrics import MetricValues
@@ -37,7 +37,7 @@ class Evaluator:
     federation: Federation
     plan: Plan
     store: PrivateStates
-    executor: Executor
+    run: Map  # that of an executor
     scoring: Scoring
     writing: Writing
     kept: Results = field(default_factory=dict)  # of clients whose state is the same
@@ -116,7 +116,7 @@ class Evaluator:
     ) -> list[Evaluation]:
         """One state on all clients' examples, in common batches where the data are here."""
         if not self.federation.remote:
-            scores_of = partial(self.executor.map, "score", shared)
+            scores_of = partial(self.run, "score", shared)
             batch_size = self.plan.evaluate.batch_size
             of_texts = self._global_texts(shared, clients, number)
             return evaluate_one(scores_of, self.scoring, clients, batch_size, of_texts)
@@ -135,7 +135,7 @@ class Evaluator:
             for client in clients
         }
         items = (Exercises(client, size) for client, size in sizes.items())
-        found = {item.client: got for item, got in self.executor.map("write", shared, items)}
+        found = {item.client: got for item, got in self.run("write", shared, items)}
         return [found[client] for client in clients]
 
     def _evaluations(
@@ -174,7 +174,7 @@ class Evaluator:
         order = sorted(clients, key=lambda client: (sizes[client], client)) if passes else clients
         read = self.store.read
         requests = client_requests(order, number, "personalise", passes, sizes, read)
-        return _usable(self.executor.map(work, server, requests))
+        return _usable(self.run(work, server, requests))
 
     def _evaluate_joining(self, server: Server, clients: Sequence[int], number: int) -> Results:
         """Of clients that have just joined: fitted for a few passes, of which nothing is kept."""
@@ -182,7 +182,7 @@ class Evaluator:
         requests = join_requests(
             self.federation, local, clients, number, passes, lambda k: self.store.read(k) or {}
         )
-        return _usable(self.executor.map("join", server, requests))
+        return _usable(self.run("join", server, requests))
 
     def _diagnostics(
         self, server: Server, clients: Sequence[int], shown: Mapping[int, Params | None]

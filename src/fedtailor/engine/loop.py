@@ -20,7 +20,7 @@ from .aggregation import NextState, next_state, training_order
 from .client import ClientUpdate
 from .config import LEAST, Plan
 from .evaluation import Evaluator
-from .executors.work import ClientRequest, Executor, Refusal
+from .executors.work import ClientRequest, Executor, Map, Refusal
 from .faults import TimeModel
 from .participants import Member, Participants, Schedule, draw_cohort
 from .prepare import cohort_of
@@ -44,6 +44,7 @@ class Loop:
     chain: Chain
     store: PrivateStates
     executor: Executor
+    run: Map  # that of the executor
     evaluator: Evaluator
     quorum: float
     schedule: Schedule
@@ -250,7 +251,7 @@ class Loop:
             same = [one for one in order if one.like == alike]
             version, sent = same[0].version, self.versions[same[0].version]
             requests = self._requests(same, masks)
-            for request, result in self.executor.map("train", sent, requests):
+            for request, result in self.run("train", sent, requests):
                 place, client = places[request.client], request.client
                 refusal = result if isinstance(result, Refusal) else result.refusal
                 member, position = order[place], positions.get(client)

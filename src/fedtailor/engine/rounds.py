@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..data.federation import Federation
 from ..method import Method, Server
@@ -17,7 +18,7 @@ from .config import LEAST, Plan
 from .costs import forget_peak_memory
 from .evaluation import Evaluator
 from .executors.choose import executor_for
-from .executors.work import Counted, Executor, Work
+from .executors.work import Executor, Work, counted
 from .loop import Loop
 from .malloc import keep_freed_memory
 from .metrics import Metrics
@@ -110,15 +111,14 @@ def rounds(
     else:
         size = len(usual_cohort(method, federation, plan))
         runner = executor_for(plan.engine, works._asdict(), task.device, size, executor)
-    if on_result is not None:
-        runner = Counted(runner, on_result)
-    of_models = works.score, works.write
-    evaluator = Evaluator(method, task, federation, plan, store, runner, *of_models)
+    run = runner.map if on_result is None else partial(counted, runner.map, on_result)
+    context = method, task, federation, plan
+    evaluator = Evaluator(*context, store, run, works.score, works.write)
     participants, versions = schedule(method, federation, plan, time, start)
-    chain = upload_chain(method, task, federation, plan, recent_norms, masking, clip)
+    chain = upload_chain(*context, recent_norms, masking, clip)
     loop = Loop(
-        method, task, federation, plan, chain, store, runner, evaluator, quorum, participants, time,
-        on_aggregate, resumed,
+        *context, chain, store, runner, run, evaluator, quorum, participants, time, on_aggregate,
+        resumed,
     )  # fmt: skip
     for version in versions:
         state = earlier(version) if earlier is not None else None

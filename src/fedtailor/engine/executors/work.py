@@ -65,35 +65,21 @@ class Executor(Protocol):
         return
 
 
-@dataclass(frozen=True)
-class Counted:
-    """``inner``, which calls ``on_result(work, done)`` after each result: the work's name, and how
-    many of its items are done."""
+Map = Callable[[str, Params, Iterable[Any]], Iterator[tuple[Any, Any]]]
+"""The `Executor.map` of an executor."""
 
-    inner: Executor
-    on_result: Callable[[str, int], None]
 
-    @property
-    def name(self) -> str | None:
-        return self.inner.name
-
-    @property
-    def processes(self) -> int:
-        return self.inner.processes
-
-    @property
-    def concurrency(self) -> int:
-        return self.inner.concurrency
-
-    def map(
-        self, name: str, server: Params, items: Iterable[AnyItem]
-    ) -> Iterator[tuple[AnyItem, Any]]:
-        for done, result in enumerate(self.inner.map(name, server, items), start=1):
-            self.on_result(name, done)
-            yield result
-
-    def close(self) -> None:
-        self.inner.close()
+def counted(
+    run: Map,
+    on_result: Callable[[str, int], object],
+    name: str,
+    server: Params,
+    items: Iterable[Any],
+) -> Iterator[tuple[Any, Any]]:
+    """As ``run``; calls ``on_result(name, done)`` after each result: how many items are done."""
+    for done, result in enumerate(run(name, server, items), start=1):
+        on_result(name, done)
+        yield result
 
 
 @dataclass(frozen=True)
