@@ -199,7 +199,8 @@ class Plan:
         """How many clients are asked to take part in a round."""
         return self.cohort.count(federation.num_clients - self.cohort.novel)
 
-    def max_share(self, federation: Federation) -> float | None:
+    @property
+    def max_share(self) -> float | None:
         """The largest part of a round's weight that a client may have; None: no limit. Where there
         is noise all have the same weight, so that none changes the mean by more than others."""
         if self.privacy.of_clients:

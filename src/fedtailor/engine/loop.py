@@ -109,7 +109,7 @@ class Loop:
         self.store.begin(number)
         results, state = self._next(server, cohort, drawn, clock)
         present = state.present
-        notes, clip = self._notes(cohort, results, state), self.chain.clip_now
+        notes, clip = self._notes(results, state), self.chain.clip_now
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
         norms = self.chain.close(cohort.clients)
@@ -170,13 +170,12 @@ class Loop:
             quorum = self.quorum if self.federation.remote else LEAST
             there = [cohort.clients[position] for position in sorted(results.losses)]
             at = self.chain.at(server, cohort.round, there)
-            expected = self.plan.cohort.buffer or len(members) + len(drawn.dropped)
+            expected = plan.cohort.buffer or len(members) + len(drawn.dropped)
             at = replace(at, drawn=expected, least=self._least(cohort, quorum) - late)
             context = self.method, self.task, self.chain
-            max_share = self.plan.max_share(self.federation)
             try:
                 least = len(there) if self.chain.hidden else least - late  # a sum is used or not
-                state = next_state(*context, uploads, cohort, at, least, max_share)
+                state = next_state(*context, uploads, cohort, at, least, plan.max_share)
             except TooFewUploadsError as error:
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
@@ -204,7 +203,7 @@ class Loop:
         order = training_order([member.steps for member in members if member.counts])
         if needs != "sums" or self.quorum < 1 or plan.faults.deadline is not None:
             return UploadMean(order)
-        weighed = cohort.with_max_share(plan.max_share(self.federation))
+        weighed = cohort.with_max_share(plan.max_share)
         return UploadMean(order, checked_weights(self.method, weighed))
 
     def _masks(self, number: int, members: Sequence[Member]) -> Mapping[int, Masks]:
@@ -215,7 +214,7 @@ class Loop:
         present = [member.client for member in members]
         return self.chain.open(self.chain.at({}, number, tuple(drawn)), present)
 
-    def _notes(self, cohort: Cohort, results: CohortResults, state: NextState) -> tuple[str, ...]:
+    def _notes(self, results: CohortResults, state: NextState) -> tuple[str, ...]:
         """Which clients a round has gone on without, and why. What a remote executor has refused,
         it has said itself."""
         refused = [] if self.federation.remote else results.refusals.values()

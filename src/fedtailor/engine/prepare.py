@@ -150,9 +150,9 @@ def weighing(method: Method, federation: Federation, plan: Plan) -> Weighing:
     def weight(own: int, total: int, count: int) -> float:
         each = (total - own) / (count - 1)
         sizes = torch.tensor([own, *[each] * (count - 1)], dtype=torch.float64)
-        key, limit = random.key(federation.seed, "aggregate"), plan.max_share(federation)
+        key = random.key(federation.seed, "aggregate")
         cohort = Cohort(tuple(range(count)), sizes, 1, key, federation.num_clients)
-        return float(checked_weights(method, cohort.with_max_share(limit))[0])
+        return float(checked_weights(method, cohort.with_max_share(plan.max_share))[0])
 
     alike = plan.privacy.of_clients  # so all count as one: a total of examples would have no noise
     return Weighing(federation.num_examples if not alike else lambda client: 1, weight)
