@@ -33,10 +33,6 @@ METRICS = {name: one for kind in OBJECTIVES.values() for name, one in kind.metri
 """The metrics that ``evaluate.metrics`` may name, of all kinds of task."""
 
 
-def _as_they_are(labels: Labels, predictions: Predictions) -> tuple[Any, Any]:
-    return labels, predictions
-
-
 @dataclass(frozen=True)
 class MetricValues:
     """One client's metrics on one split, in the order of their names; None where a metric is
@@ -133,18 +129,19 @@ class Metrics:
             objective.check_metrics({*self.config.metric_of.values()})
 
     def __call__(
-        self, labels: Labels, predictions: Predictions, compared: Compared = _as_they_are
+        self, labels: Labels, predictions: Predictions, compared: Compared | None = None
     ) -> MetricValues:
         """The metrics of one client's examples, of what ``compared`` makes of the labels and
-        predictions. Where a prediction is not a number, as after a fine-tuning that diverged, all
-        are NaN, and the confusion matrix leaves that example out."""
+        predictions, if it is given. Where a prediction is not a number, as after a fine-tuning that
+        diverged, all are NaN, and the confusion matrix leaves that example out."""
         if not len(predictions):
             none = (None,) * len(self.names)
             return MetricValues(none, () if self.config.confusion else None)
         finite = np.isfinite(predictions).all(1)
         values: tuple[float | None, ...] = (math.nan,) * len(self.names)
         if finite.all():
-            targets, found = map(_read_only, compared(labels, predictions))
+            both = compared(labels, predictions) if compared else (labels, predictions)
+            targets, found = map(_read_only, both)
             values = tuple(
                 self._value(spec, f, targets, found)
                 for spec, f in zip(self.config.metrics, self.functions, strict=True)

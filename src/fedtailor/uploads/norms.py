@@ -57,8 +57,10 @@ class NormBound(Link):
         return "sums" if rarely and not self.above_limit(list(self.norms.values())) else "uploads"
 
     def watch(self, upload: Params, at: UploadContext) -> None:
-        if not self.norms and not self._is_known:
-            self.first = _FIRST * max(1.0, norm(at.state.values()))
+        if not self.norms:
+            known = {k for norms in self.recent for k, norm in norms.items() if norm > 0}
+            if len(known) < 2:  # else ``first`` never counts
+                self.first = _FIRST * max(1.0, norm(at.state.values()))
         (client,) = at.clients
         self.norms[client] = update_norm(upload, at.unchanged(upload))
 
@@ -111,11 +113,6 @@ class NormBound(Link):
         """The places of the norms above the bound, ascending."""
         limit = self.limit(norms)
         return [at for at, norm in enumerate(norms) if not norm <= limit]
-
-    @property
-    def _is_known(self) -> bool:
-        """Whether the norms of two clients are known, so that ``first`` never counts."""
-        return len({k for norms in self.recent for k, norm in norms.items() if norm > 0}) > 1
 
     def _usual(self, norms: Sequence[float], side: Literal["lower", "higher"]) -> float:
         return float(np.quantile(norms, self.quantile, method=side))

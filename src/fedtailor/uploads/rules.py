@@ -139,7 +139,9 @@ class Robust:
                 f"robust.keep = {self.keep} is more than the {cohort_size - self.attackers} "
                 f"clients that are no attackers; allowed: 1 to {cohort_size - self.attackers}"
             )
-        if self.rule == "mda" and self._subsets(cohort_size) > _MOST_SUBSETS:
+        # with more than 18 attackers a smaller number, which is still above the limit
+        subsets = math.comb(self._rows(cohort_size), min(self.attackers, 18))
+        if self.rule == "mda" and subsets > _MOST_SUBSETS:
             raise InputError(
                 f"rule 'mda' would try more than {_MOST_SUBSETS:,} subsets of {cohort_size} "
                 "uploads. Take 'multi-krum'"
@@ -178,11 +180,6 @@ class Robust:
     def _rows(self, cohort_size: int) -> int:
         """How many uploads the rule gets."""
         return -(-cohort_size // self.bucket) if "bucketing" in self.before else cohort_size
-
-    def _subsets(self, cohort_size: int) -> int:
-        """How many subsets mda tries; with more than 18 attackers, a smaller number that is still
-        above the limit."""
-        return math.comb(self._rows(cohort_size), min(self.attackers, 18))
 
     @property
     def _needed(self) -> tuple[int, int]:
