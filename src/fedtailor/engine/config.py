@@ -20,7 +20,6 @@ from ..uploads.attacks import AttackConfig
 from ..uploads.norms import USUAL_FACTOR, USUAL_QUANTILE
 from ..uploads.record_accounting import RecordAccount, record_account
 from ..uploads.secure.config import SecureAggregationConfig
-from .backdoor import Trigger
 from .faults import ClientFaults, FaultConfig
 
 LEAST = 0.5  # of a cohort, where clients whose uploads can't be used are left out
@@ -291,12 +290,6 @@ class Plan:
     def attackers(self, federation: Federation) -> frozenset[int]:
         """The clients that attack."""
         return self.attack.attackers(federation.seed, federation.num_clients)
-
-    def trigger(self, federation: Federation) -> Trigger | None:
-        """The trigger of a backdoor; None without one."""
-        if self.attack.kind != "backdoor":
-            return None
-        return Trigger.of(federation.dataset.inputs.values, self.attack.target)
 
     def evaluated(self, federation: Federation) -> tuple[int, ...]:
         """The clients that take part and whose models are evaluated: none that attacks."""

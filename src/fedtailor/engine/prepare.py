@@ -33,6 +33,7 @@ from ..uploads.record_accounting import RecordAccount
 from ..uploads.robust import RobustRule
 from ..uploads.secure.messages import Clients, Weighing
 from ..uploads.staleness import Staleness
+from .backdoor import Trigger
 from .client import ClientEvaluation, ClientUpdate, StepNoise, Training, client_round
 from .config import Plan
 from .costs import Costs
@@ -277,7 +278,9 @@ def client_works(
     """What an executor is asked to do; ``metrics`` as in `rounds`."""
     wanted = Metrics(plan.evaluate, metrics or {})
     public = public_batch(federation, task) if method.needs_public else None
-    context, trigger = (method, task, federation), plan.trigger(federation)
+    context, trigger = (method, task, federation), None
+    if plan.attack.kind == "backdoor":
+        trigger = Trigger.of(federation.dataset.inputs.values, plan.attack.target)
     attack = plan.attack, plan.attackers(federation), trigger
     chain = upload_chain(method, task, federation, plan)
     noise = _step_noise(method, federation, plan)
