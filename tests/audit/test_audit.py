@@ -18,7 +18,7 @@ from fedtailor.audit.audit import Plan as AuditPlan
 from fedtailor.audit.audit import audit
 from fedtailor.audit.canaries import audited, bound
 from fedtailor.audit.inversion import _errors, _sent, by_inversion
-from fedtailor.audit.likelihood import _shadows, by_likelihood
+from fedtailor.audit.likelihood import _dealt, _trained, by_likelihood
 from fedtailor.audit.membership import Attacked, Rows, auc, found_rate
 from fedtailor.cli import main
 from fedtailor.engine.config import EngineConfig, Plan
@@ -154,8 +154,9 @@ def test_a_shadow_knows_no_client_that_was_not_in_its_round(tmp_path: Path) -> N
     trained = open_trained(run, None, data=digits(), backbone=backbone(0))
     models = Attacked.of(trained)
     assert len(models["global"].rows.rows) == 1  # the client that took part
-    shadows = _shadows(trained, models, 8, Deadline.after(60))
-    assert {bool(shadow["global"][0].any()) for shadow in shadows} == {True, False}
+    dealt = (_dealt(trained.federation, trained.seed, number) for number in range(8))
+    shadows = [_trained(trained, federation, models)["global"] for federation in dealt]
+    assert {bool(is_in.any()) for is_in, _ in shadows} == {True, False}
 
 
 def test_the_bound_of_epsilon_is_below_the_claim_and_above_it_with_a_tenth_of_the_noise() -> None:
