@@ -100,8 +100,8 @@ def test_a_client_with_values_out_of_the_range_is_left_out_by_name() -> None:
     method = lying(FedAvg, 2, 100.0)()
     made = last_round(method, SIZES, rounds=1, secure_aggregation=SECURE)[0]
     assert made.notes == (
-        "without client 2: its update has values up to 128; secure_aggregation.range is 8, and a "
-        "larger one needs a new run",
+        "without client 2: its update has values up to 128: a value is beyond "
+        "secure_aggregation.range = 8, and a larger range needs a new run",
     )
     assert made.cohort.clients == (0, 1, 3, 4)
     with pytest.raises(InputError, match=r"4 of 5 clients sent a usable update \(client 2: its up"):

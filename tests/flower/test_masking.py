@@ -120,6 +120,20 @@ def test_a_site_tells_nothing_to_a_server_that_leaves_the_protocol(tmp_path: Pat
     assert "a round that was begun before" in refused(replace(train, kind="keys"))
 
 
+def test_a_site_keeps_to_itself_how_far_a_value_is_beyond_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = masked(rounds=1, secure_aggregation={"threshold": 0.6, "range": 1e-6})
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+    with pytest.raises(ft.InputError, match="0 of 4 clients sent a usable update"):
+        far(direct, chosen, tmp_path / "far")
+    reply, _ = unpack(direct.answered[-1].content, RoundReply, ANY)
+    told = "a value is beyond secure_aggregation.range = 1e-06, and a larger range needs a new run"
+    assert [one.error for one in reply.results] == 4 * [told]
+    shown = capsys.readouterr().err
+    assert len(re.findall(rf"fedtailor: client \d: its update has values .*: {told}", shown)) == 4
+
+
 @pytest.mark.slow
 def test_sites_add_noise_of_their_own_to_as_many_updates_as_their_account_has(
     tmp_path: Path,

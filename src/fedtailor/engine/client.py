@@ -232,7 +232,8 @@ class Training(_Clients):
         try:
             packed = self.chain.send(upload, replace(at, masks=request.masks, clip=request.clip))
         except OutOfRangeError as error:
-            packed, refusal = {}, refusal or Refusal(str(error))
+            reason = f"its update has values up to {error.most:g}: {error}"
+            packed, refusal = {}, refusal or Refusal(reason, told=str(error))
         return ClientUpdate(
             packed,
             {name: value.cpu() for name, value in private.items()},

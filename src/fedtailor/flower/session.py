@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -130,8 +131,11 @@ class Session:
         )
         update: ClientUpdate = training.complete(asked, training.inputs(received, asked))
         if update.refusal is not None:
+            reason, told = update.refusal.reason, update.refusal.told
+            if told:
+                print(f"fedtailor: client {request.client}: {reason}", file=sys.stderr, flush=True)
             refused = DivergedError if update.refusal.diverged else InputError
-            raise refused(update.refusal.reason)
+            raise refused(told or reason)
         assert update.private is not None
         if update.kept is not None:
             states.write_update(request.client, update.kept)

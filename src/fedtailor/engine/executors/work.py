@@ -33,10 +33,11 @@ class Work(Protocol):
 @dataclass(frozen=True)
 class Refusal:
     """A result that can't be used, and why. ``diverged``: the client trained to values that are
-    not finite."""
+    not finite. ``told`` is what a server elsewhere hears, where that is not the reason."""
 
     reason: str
     diverged: bool = False
+    told: str = ""
 
 
 class Executor(Protocol):

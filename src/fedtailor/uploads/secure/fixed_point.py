@@ -50,7 +50,11 @@ _TAIL = 16  # standard deviations of noise for which there is room
 
 
 class OutOfRangeError(InputError):
-    """A value that does not fit."""
+    """A value that does not fit. The message does not tell its size, which ``most`` is."""
+
+    def __init__(self, message: str, most: float) -> None:
+        super().__init__(message)
+        self.most = most
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,9 @@ class FixedPoint:
         most = float(np.abs(values).max(initial=0.0))
         if not most <= self.largest:
             raise OutOfRangeError(
-                f"its update has values up to {2.0 ** np.ceil(np.log2(most)):g}; "
-                f"secure_aggregation.range is {self.largest:g}, and a larger one needs a new run"
+                f"a value is beyond secure_aggregation.range = {self.largest:g}, and a larger "
+                "range needs a new run",
+                2.0 ** np.ceil(np.log2(most)),
             )
         whole = (values * (weight / self.step)).astype(np.int64)
         if not self.noise:
