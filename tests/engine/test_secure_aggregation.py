@@ -96,6 +96,31 @@ def test_clients_that_leave_after_their_training_leave_the_mean_of_the_others() 
     )
 
 
+def test_of_those_that_were_drawn_enough_stay_to_the_end_of_a_second_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of six, five must stay: one leaves in the first pass, and none or one in the second."""
+    faults = FaultConfig(by_client=(ClientFaults((0,), drop_after=1.0),))
+    secure, leaving, reweigh = SecureAggregationConfig(0.7), set[int](), Simulation.reweigh
+
+    def left(clients: Simulation, setting: Any, masks: Any, mean: Params, uploads: Any) -> Any:
+        stay = {k: one for k, one in masks.items() if k not in leaving}
+        return reweigh(clients, setting, stay, mean, uploads)
+
+    monkeypatch.setattr(Simulation, "reweigh", left)
+    done = []
+    options: dict[str, Any] = {"faults": faults, "secure_aggregation": secure, "rounds": 1}
+    for gone in (set[int](), {1}):
+        leaving |= gone
+        done.append(last_round(FedSDG(), (9, 3, 12, 1, 7, 4), **options)[0])
+    assert done[0].cohort.clients == (1, 2, 3, 4, 5)
+    assert not done[1].cohort.clients
+    assert done[1].notes == (
+        "secure aggregation: values of 4 of 6 clients are there; 5 must stay; the server's state "
+        "stays as it is",
+    )
+
+
 def test_a_client_with_values_out_of_the_range_is_left_out_by_name() -> None:
     method = lying(FedAvg, 2, 100.0)()
     made = last_round(method, SIZES, rounds=1, secure_aggregation=SECURE)[0]

@@ -219,7 +219,8 @@ class Site:
                 return None
             weigh = weighing(training.method, training.federation, session.plan)
         most = experiment.rounds if experiment.privacy.by_clients else math.inf
-        sides = SiteMasks(experiment.secure_aggregation, self.folder, folder, weigh, most)
+        cohort = experiment.plan.cohort_size(self._federation(message.seed))
+        sides = SiteMasks(experiment.secure_aggregation, self.folder, folder, weigh, most, cohort)
         return sides.step(message, request.client, request.order)
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:

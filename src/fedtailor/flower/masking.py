@@ -65,13 +65,15 @@ _KEPT = TypeAdapter(Kept)
 @dataclass(frozen=True)
 class SiteMasks:
     """The sides of a site's clients. ``home`` is the site's own folder, ``folder`` the trial's. A
-    client sends ``most`` updates."""
+    round draws ``cohort`` clients, as the site's own experiment says. A client sends ``most``
+    updates."""
 
     config: SecureAggregationConfig
     home: Path
     folder: Path
     weighing: Weighing | None  # for clients that send values
     most: float
+    cohort: int
 
     def step(self, message: RoundRequest, client: int, order: Order | None = None) -> Any:
         """Take the step that a message asks of a client: a `MaskingReply`, or with an ``order`` to
@@ -86,7 +88,7 @@ class SiteMasks:
         if list(told.clients) != sorted({*told.clients}):
             raise ProtocolError("the clients that were drawn must be in ascending order")
         side = Side(
-            Setting(f"{name}/{message.round}", told.clients, self.config),
+            Setting(f"{name}/{message.round}", told.clients, self.config, self.cohort),
             client,
             _signing_key(self.home).sign,
             self._known(told),

@@ -95,6 +95,24 @@ def test_too_few_clients_are_refused_at_every_step() -> None:
         late.close(range(10))
 
 
+def test_a_second_pass_keeps_the_least_of_those_that_were_drawn() -> None:
+    """Of ten, seven must stay to the end; seven of the eight that are left for it, and not six."""
+    setting = Setting("run/1", tuple(range(8)), SecureAggregationConfig(0.7), drawn=10)
+    assert (setting.least, replace(setting, drawn=0).least) == (7, 6)
+    late = Exchange(setting, Leaving({"reveal": [0]}))
+    late.open(range(8), WEIGHING)
+    assert late.close(range(7)).clients == 8
+    few = Exchange(setting, Leaving({}))
+    few.open(range(8), WEIGHING)
+    with pytest.raises(TooFewUploadsError, match="values of 6 of 10 clients are there; 7 must"):
+        few.close(range(6))
+    with pytest.raises(ProtocolError, match="6 clients are left; 7 must stay"):
+        few.clients.ask("sign_list", setting, {0: tuple(range(6))})
+    six = replace(setting, clients=tuple(range(6)))
+    with pytest.raises(ProtocolError, match="a round of 6 clients, of 10 that are drawn; 7 must"):
+        few.clients.ask("keys", six, {0: None})
+
+
 def test_lists_that_differ_are_caught_before_any_share_is_told() -> None:
     """The server tells half of the clients that client 0 has left, to get both of its secrets."""
     round_ = exchange(6, threshold=0.6)

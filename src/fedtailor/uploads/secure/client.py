@@ -44,6 +44,11 @@ class Side:
         """Make the round's secrets; its public keys."""
         if self.client not in self.setting.clients:
             raise ProtocolError(f"client {self.client} was not drawn for this round")
+        if (count := len(self.setting.clients)) < self.setting.least:
+            raise ProtocolError(
+                f"a round of {count} clients, of {self.setting.size} that are drawn; "
+                f"{self.setting.least} must stay"
+            )
         mask, cipher, own = (token_bytes(SECRET).hex() for _ in range(3))
         unsigned = Keys(self.client, public_key(mask), public_key(cipher), "")
         signature = self.sign(keys_text(self.setting, unsigned).encode()).hex()

@@ -41,7 +41,7 @@ class Secure(Link):
     hides = True
 
     def open(self, at: UploadContext, present: Sequence[int]) -> Mapping[int, Masks]:
-        self.exchange = self._exchange(at)
+        self.exchange = self._exchange(at, len(at.clients))
         return self.exchange.open(present, self.weighing)
 
     def watch(self, upload: Params, at: UploadContext) -> None:
@@ -67,7 +67,7 @@ class Secure(Link):
         rows = {name: value[0] for name, value in uploads.items()}
         mean = self._mean(self.exchange, rows, at.clients)
         if self.own_weight is not None:
-            mean = self._weighed(mean, at)
+            mean = self._weighed(mean, at, self.exchange.setting.size)
         if not self.from_update:
             unchanged = at.unchanged(mean)
             mean = {name: value + unchanged[name].cpu() for name, value in mean.items()}
@@ -76,10 +76,11 @@ class Secure(Link):
             for name, value in mean.items()
         }
 
-    def _weighed(self, mean: Params, at: UploadContext) -> Params:
+    def _weighed(self, mean: Params, at: UploadContext, drawn: int) -> Params:
         """The mean by the clients' own weights, from sums of a second pass among those that are
-        there: of the weights, and of the updates times these. 0 where all weights are."""
-        exchange = self._exchange(at)
+        there, of ``drawn``: of the weights, and of the updates times these. 0 where all weights
+        are."""
+        exchange = self._exchange(at, drawn)
         masks = exchange.open(at.clients, self.weighing)
         mean = {name: value.float() for name, value in mean.items()}
         kept, self.kept = self.kept, {}
@@ -93,8 +94,8 @@ class Secure(Link):
         weight = float(sums.pop(WEIGHT)) / self.config.range
         return {name: value / weight if weight > 0 else 0 * value for name, value in sums.items()}
 
-    def _exchange(self, at: UploadContext) -> Exchange:
-        setting = Setting(f"{self.clients.name}/{at.round}", at.clients, self.config)
+    def _exchange(self, at: UploadContext, drawn: int) -> Exchange:
+        setting = Setting(f"{self.clients.name}/{at.round}", at.clients, self.config, drawn)
         return Exchange(setting, self.clients)
 
     def _mean(self, exchange: Exchange, rows: Params, there: Sequence[int]) -> Params:

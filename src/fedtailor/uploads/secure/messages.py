@@ -23,16 +23,23 @@ WEIGHT = "own weight"  # beside the tensors of an update, in a second pass
 @dataclass(frozen=True)
 class Setting:
     """What both sides know of a round: its ``name``, which no other round has, and the ``clients``
-    that were drawn. Each side takes ``config`` from its own experiment."""
+    that were drawn; of a second pass those that are left of as many as were ``drawn`` for the
+    round. Each side takes ``config`` from its own experiment."""
 
     name: str
     clients: tuple[int, ...]
     config: SecureAggregationConfig
+    drawn: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many clients were drawn."""
+        return max(self.drawn, len(self.clients))
 
     @property
     def least(self) -> int:
-        """How many of the clients must stay."""
-        return self.config.least(len(self.clients))
+        """How many of those that were drawn must stay, to the end of the last pass."""
+        return self.config.least(self.size)
 
     @property
     def needed(self) -> int:

@@ -86,6 +86,6 @@ class Exchange:
     def _check(self, count: int, what: str) -> None:
         if count < self.setting.least:
             raise TooFewUploadsError(
-                f"secure aggregation: {what} of {count} of {len(self.setting.clients)} clients are "
+                f"secure aggregation: {what} of {count} of {self.setting.size} clients are "
                 f"there; {self.setting.least} must stay"
             )
