@@ -119,6 +119,13 @@ def test_a_site_tells_nothing_to_a_server_that_leaves_the_protocol(tmp_path: Pat
     assert "no secrets are kept of this round" in refused(train)
     assert "a round that was begun before" in refused(replace(train, kind="keys"))
 
+    told = train.masking
+    assert told is not None
+    for few in (told.clients[:2], told.clients[:3]):  # of whom three must stay
+        smaller = replace(told, attempt=told.attempt + 1, clients=few)
+        said = f"a round of {len(few)} clients, and this site's experiment draws 4"
+        assert said in refused(replace(train, kind="keys", masking=smaller))
+
 
 def test_a_site_keeps_to_itself_how_far_a_value_is_beyond_the_range(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

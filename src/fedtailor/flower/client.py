@@ -220,7 +220,9 @@ class Site:
             weigh = weighing(training.method, training.federation, session.plan)
         most = experiment.rounds if experiment.privacy.by_clients else math.inf
         cohort = experiment.plan.cohort_size(self._federation(message.seed))
-        sides = SiteMasks(experiment.secure_aggregation, self.folder, folder, weigh, most, cohort)
+        two_passes = experiment.methods[message.label].weighs_by_mean
+        secure, home = experiment.secure_aggregation, self.folder
+        sides = SiteMasks(secure, home, folder, weigh, most, cohort, two_passes)
         return sides.step(message, request.client, request.order)
 
     def _limits(self, served: Collection[int], message: RoundRequest) -> Limits:

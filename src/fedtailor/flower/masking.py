@@ -65,8 +65,8 @@ _KEPT = TypeAdapter(Kept)
 @dataclass(frozen=True)
 class SiteMasks:
     """The sides of a site's clients. ``home`` is the site's own folder, ``folder`` the trial's. A
-    round draws ``cohort`` clients, as the site's own experiment says. A client sends ``most``
-    updates."""
+    round draws ``cohort`` clients, as the site's own experiment says; some may have left before a
+    second pass, where the method has ``two_passes``. A client sends ``most`` updates."""
 
     config: SecureAggregationConfig
     home: Path
@@ -74,6 +74,7 @@ class SiteMasks:
     weighing: Weighing | None  # for clients that send values
     most: float
     cohort: int
+    two_passes: bool
 
     def step(self, message: RoundRequest, client: int, order: Order | None = None) -> Any:
         """Take the step that a message asks of a client: a `MaskingReply`, or with an ``order`` to
@@ -87,6 +88,11 @@ class SiteMasks:
             raise ProtocolError("secure aggregation: a request to send values without masks")
         if list(told.clients) != sorted({*told.clients}):
             raise ProtocolError("the clients that were drawn must be in ascending order")
+        if (count := len(told.clients)) < self.cohort and not self.two_passes:
+            raise ProtocolError(
+                f"secure aggregation: a round of {count} clients, and this site's experiment draws "
+                f"{self.cohort}"
+            )
         side = Side(
             Setting(f"{name}/{message.round}", told.clients, self.config, self.cohort),
             client,
