@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import stat
 from collections import Counter
@@ -109,6 +110,35 @@ def test_a_client_that_drops_out_counts_as_one_that_changes_nothing() -> None:
     gone = FaultConfig(by_client=(ClientFaults((3,), drop_after=1.0),))
     without = server_after(FedAvg(), replace(plan, faults=gone))
     assert 0.9 * 0.01 / 5 < update_norm(server_after(FedAvg(), plan), without) <= 0.01 / 5 * 1.001
+
+
+@pytest.mark.parametrize("on_divergence", ["stop", "skip"])
+def test_a_client_whose_numbers_are_not_finite_counts_as_one_that_changes_nothing(
+    on_divergence: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody else sees that it is so: a run that stops, or goes on without it, would tell."""
+    plan = replace(PLAN, rounds=1, engine=EngineConfig("sequential", on_divergence=on_divergence))
+    gone = FaultConfig(by_client=(ClientFaults((2,), drop_after=1.0),))
+    method = lying(FedAvg, 2, math.nan)()
+    *_, last = rounds(method, Task(backbone(), method.adapt), FEDERATION, plan)
+    assert last.cohort.clients == (0, 1, 2, 3, 4)
+    assert not last.notes
+    assert last.losses[2] == 0 < min(last.losses[k] for k in (0, 1, 3, 4))
+    assert "client 2 has trained head.bias to values that are not" in capsys.readouterr().err
+    without = server_after(FedAvg(), replace(plan, faults=gone))
+    for name, value in without.items():
+        assert torch.allclose(last.server[name], value, atol=1e-7)
+
+
+def test_what_a_client_keeps_stays_as_it_was_where_it_is_no_longer_finite() -> None:
+    method = lying(FedPer, 2, math.inf)()
+    task = Task(backbone(), method.adapt)
+    store = memory_states(method, task, FEDERATION)
+    before = {k: store.read(k) for k in (1, 2)}
+    list(rounds(method, task, FEDERATION, replace(PLAN, rounds=1), store=store))
+    assert "head.bias" in before[2]
+    assert same_bits(store.read(2), before[2])
+    assert not same_bits(store.read(1), before[1])
 
 
 @pytest.mark.slow

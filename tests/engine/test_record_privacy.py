@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import fedtailor as ft
 from fedtailor.data.config import LocalConfig
+from fedtailor.data.table import Dataset
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.executors.work import ClientRequest
 from fedtailor.engine.prepare import client_works, first_server, memory_states
@@ -30,12 +32,14 @@ from fedtailor.methods.fedhft import FedHFT
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.methods.local import Local
+from fedtailor.objectives.regression import Regression
 from fedtailor.params import DRAWN, Params
 from fedtailor.report.comparison import to_text
 from fedtailor.report.table import table
 from fedtailor.runs.build import Inputs
 from fedtailor.runs.run import dry_run
 from fedtailor.store.read import read
+from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig
 from tests import kinds
@@ -74,6 +78,34 @@ def test_every_example_is_drawn_for_itself() -> None:
     assert again["pixel_values"].shape != other["pixel_values"].shape or not again[
         "pixel_values"
     ].equal(other["pixel_values"])
+
+
+def with_target(value: float) -> ft.Federation:
+    """Numbers to predict, one of which is this one; it is in every batch of client 2."""
+    federation = digits_federation((4, 4, 4, 4))
+    data = federation.dataset
+    targets = data.labels.astype(np.float32)  # type: ignore[union-attr]
+    targets[federation.partition.train[2][0]] = value
+    numbers = Dataset(data.inputs, data.num_train, "regression", "x", targets, (), scale=(0.0, 1.0))
+    return replace(federation, dataset=numbers)
+
+
+def regression() -> Backbone:
+    found = backbone()
+    found.model.head = nn.Linear(16, 1)  # type: ignore[assignment]
+    return replace(found, objective=Regression(0.0, 1.0))
+
+
+@pytest.mark.parametrize("target", [1e20, 1.5e19])
+def test_a_run_goes_on_whatever_one_record_is(target: float) -> None:
+    """Its loss is infinite, or that of several steps; only the noised gradients decide."""
+    privacy = PrivacyConfig("record", noise=0.8, clip=0.5, delta=0.1)
+    plan = replace(PLAN, privacy=privacy, local=LocalConfig(batch_size=4, steps=8))
+    for value in (1.0, target):
+        task = Task(regression(), FedAvg().adapt)
+        done = list(rounds(FedAvg(), task, with_target(value), plan))
+        assert [one.cohort.clients for one in done] == [(0, 1, 2, 3)] * 2
+        assert not any(one.notes for one in done)
 
 
 def test_dropout_in_noised_steps_follows_from_the_secret() -> None:

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
+from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.data.omissions import Omission
+from fedtailor.data.table import Images
 from fedtailor.flower import serve
 from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import RoundReply, RoundRequest
 from fedtailor.params import Params
+from tests.engine.test_privacy import backbone as without_norm
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid
 from tests.small import digits_backbone
 
@@ -90,6 +93,31 @@ def test_nodes_may_share_a_folder_that_is_their_users_alone(tmp_path: Path) -> N
     assert json.loads(theirs[0].with_suffix("").read_text())["clients"] == 5
     (run,) = (tmp_path / "node-0").iterdir()
     assert run.stat().st_mode & 0o777 == 0o700
+
+
+def test_under_privacy_no_message_tells_that_a_client_has_diverged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its site prints it; what it keeps is the state that it had."""
+    options = {"rounds": 1, "cohort": {}, "privacy": {"noise": 1.0, "clip": 0.1}}
+    chosen = experiment("fedper", **options)
+    pictures = DIGITS.inputs.values / np.float32(255)
+    federation = Site(chosen, tmp_path, data=DIGITS)._federation(0)
+    pictures[federation.partition.train[2]] = np.nan
+    spoiled = replace(DIGITS, inputs=Images(pictures), digest="")
+    direct = grid(chosen, tmp_path / "clients", dataset=spoiled, model=without_norm)
+    out = serve(direct, chosen, tmp_path / "out", backbone=without_norm(), timeouts=QUICK)
+    folder = out / "methods/fedper/seed-0"
+    (done,) = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    assert done["cohort"] == [0, 1, 2, 3, 4]
+    assert [loss == 0 for loss in done["losses"]] == [False, False, True, False, False]
+    trained = [m for m in direct.answered if m.metadata.message_type == MessageType.TRAIN]
+    results = [one for m in trained for one in unpack(m.content, RoundReply, ANY)[0].results]
+    assert not any(one.error or one.diverged for one in results)
+    assert "the loss of client 2 is nan; under [privacy] it sends" in capsys.readouterr().err
+    (kept,) = (tmp_path / "clients").rglob("client-2/round-000001.safetensors")
+    head = without_norm().model.state_dict()["head.bias"]
+    assert load_file(kept)["head.bias"].equal(head)
 
 
 def test_names_of_clients_stay_at_their_site(

@@ -111,10 +111,13 @@ def test_an_example_moves_a_step_by_no_more_than_the_clip(value: float) -> None:
     wild["x"][2] = value
     without = {**wild, DRAWN: torch.tensor([1.0, 1, 0, 1, 1])}
     usual = {**BATCHES[0]}
-    ends = [
-        method.local(task(method), task(method).state, sampled([batch]), context(0.4, 0.3))[0]
+    made = [
+        method.local(task(method), task(method).state, sampled([batch]), context(0.4, 0.3))
         for batch in (without, wild, usual)
     ]
+    ends, losses = [end for end, _ in made], [float(loss) for _, loss in made]
+    assert math.isfinite(losses[1])
+    assert math.isfinite(value) or losses[1] == pytest.approx(losses[0] * 4 / 5)
     for end in ends[1:]:
         assert float(flat(subtract(end, ends[0])).norm()) <= 0.4 / SIZE * (1 + 1e-5)
     assert float(flat(subtract(ends[2], ends[0])).norm()) > 0.2 / SIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,7 @@ from ..task.records import RecordNoise, SampledBatch
 from ..task.task import Task
 from ..uploads.attacks import AttackConfig, flipped
 from ..uploads.chain import Chain
+from ..uploads.private import Private
 from ..uploads.secure.fixed_point import OutOfRangeError
 from .backdoor import Trigger
 from .costs import Costs, measure
@@ -229,6 +231,12 @@ class Training(_Clients):
         upload, private, loss = outcome
         at = self.chain.at(inputs.received, request.round, [request.client])
         refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
+        if refusal is not None and any(isinstance(link, Private) for link in self.chain.links):
+            # whether a round goes on without a client must not depend on its data
+            said = f"{refusal.reason}; under [privacy] it sends that it changes nothing"
+            print(f"fedtailor: {said}", file=sys.stderr, flush=True)
+            upload, private = {**upload, **at.unchanged(upload)}, inputs.private
+            loss, refusal = torch.zeros_like(loss), None
         try:
             packed = self.chain.send(upload, replace(at, masks=request.masks, clip=request.clip))
         except OutOfRangeError as error:

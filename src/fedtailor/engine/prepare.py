@@ -289,7 +289,8 @@ def client_works(
     scoring = Scoring(*context, wanted, trigger)
     writing = Writing(*context, plan, wanted)
     evaluate = ClientEvaluation(*context, plan.local, public, batch_size, scoring, writing)
-    joining = Joining(replace(train, attackers=frozenset(), noise=None), evaluate)
+    alone = replace(chain, links=())  # who joins sends nothing
+    joining = Joining(replace(train, attackers=frozenset(), noise=None, chain=alone), evaluate)
     return Works(train, evaluate, joining, scoring, writing)
 
 

@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..params import DRAWN, Batch, Params
 
 _BELOW = 1 - 1e-6  # so that rounding never takes a norm above the bound
+_LOSS = 1e30  # the most that an example's counts as, so that sums are finite
 
 
 class RecordNoise(NamedTuple):
@@ -67,9 +68,9 @@ def noised_gradient(
     rows: int | None,
 ) -> tuple[Params, Tensor]:
     """The gradient g of a step on a `SampledBatch`, by parameter, and the mean loss of the examples
-    that were drawn. ``gradient_of`` makes of a batch of one example, and a ``key`` by its place, a
-    gradient, a loss and new values of buffers, of which there may be none; of ``rows`` examples at
-    a time, by default of all."""
+    that were drawn, where a loss that is not finite counts as 0. ``gradient_of`` makes of a batch
+    of one example, and a ``key`` by its place, a gradient, a loss and new values of buffers, of
+    which there may be none; of ``rows`` examples at a time, by default of all."""
     if not isinstance(batch, SampledBatch):
         _refuse("trains on examples that are not those of a sampled batch")
     examples, number = batch.take()
@@ -94,7 +95,8 @@ def noised_gradient(
         for name, g in gradients.items():
             clipped = share @ torch.where(share[:, None] > 0, g.flatten(1), 0.0)
             sums[name] = sums[name] + clipped if name in sums else clipped
-        total = total + torch.where(drawn[some] > 0, losses, 0.0).sum()
+        counts = (drawn[some] > 0) & losses.isfinite()  # an example's loss decides on no update
+        total = total + torch.where(counts, losses.float(), 0.0).clamp(max=_LOSS).sum()
     step = random.fold_in(noise.key, number)
     made: Params = {}
     for index, (name, g) in enumerate(sorted(gradients.items())):
