@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 
 import fedtailor as ft
 from fedtailor.data.omissions import Omission
-from fedtailor.data.table import Images
+from fedtailor.data.table import Dataset, Images
 from fedtailor.flower import serve
 from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
-from fedtailor.flower.messages import RoundReply, RoundRequest
+from fedtailor.flower.messages import NodeInfo, NodeQuery, RoundReply, RoundRequest, digest
 from fedtailor.params import Params
+from fedtailor.runs.experiment import Experiment
 from tests.engine.test_privacy import backbone as without_norm
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid
 from tests.small import digits_backbone
@@ -118,6 +119,35 @@ def test_under_privacy_no_message_tells_that_a_client_has_diverged(
     (kept,) = (tmp_path / "clients").rglob("client-2/round-000001.safetensors")
     head = without_norm().model.state_dict()["head.bias"]
     assert load_file(kept)["head.bias"].equal(head)
+
+
+def test_under_privacy_of_records_hashes_of_data_tell_nothing_without_a_sites_key(
+    tmp_path: Path,
+) -> None:
+    """Who knows all records but one can't try out what it is. Equal data have the same hash."""
+    spent = {"level": "record", "noise": 1.0, "clip": 1.0, "delta": 0.1}
+    chosen = experiment("fedavg", privacy=spent)
+    changed = DIGITS.inputs.values.copy()
+    changed[7] = 255 - changed[7]
+    usual = replace(DIGITS, digest="")
+    other = replace(DIGITS, inputs=Images(changed), digest="")
+
+    def told(folder: str, data: Dataset = usual, chosen: Experiment = chosen) -> tuple[str, str]:
+        site = Site(chosen, tmp_path / folder, data=data)
+        content = site.node_info(pack(NodeQuery(digest(site.experiment))), {})
+        info, _ = unpack(content, NodeInfo, ANY)
+        return info.data, info.sizes[0].partition
+
+    first = told("one")
+    assert told("one") == first
+    assert told("one", other)[0] != first[0]
+    assert told("one", other)[1] == first[1]  # the same rows
+    plain = told("other", chosen=experiment("fedavg"))
+    assert plain[0] == usual.digest
+    assert not {*told("two"), *first} & {*plain, *told("three")}
+    (key,) = (tmp_path / "one").iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "other").exists()
 
 
 def test_names_of_clients_stay_at_their_site(

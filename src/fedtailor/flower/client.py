@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import re
 import traceback
@@ -161,7 +162,7 @@ class Site:
             task=dataset.task,
             classes=tuple(dataset.classes),
             picture=None if shape is None else tuple(map(int, shape)),
-            data=dataset.digest,
+            data=self._keyed(dataset.digest),
             sizes=tuple(self._sizes(seed, clients) for seed in seeds),
             model=tuple(self._model.items()),
             scale=dataset.scale,
@@ -322,7 +323,18 @@ class Site:
         if self.tell_labels and dataset.class_numbers is not None:
             counts = split.counts(dataset.class_numbers, dataset.num_classes, slice(None))
             labels = counts[list(clients)].tolist()
-        return Sizes(seed, split.digest, train, validation, test, tuple(map(tuple, labels)))
+        told = tuple(map(tuple, labels))
+        return Sizes(seed, self._keyed(split.digest), train, validation, test, told)
+
+    def _keyed(self, digest: str) -> str:
+        """What the server hears of a hash of the data. Under privacy of records it is keyed: who
+        knows all of them but one could try out what that one is. The key stays at this place, so
+        that equal data have equal hashes there."""
+        if not self.experiment.privacy.of_records:
+            return digest
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key = bytes.fromhex(secret_of(self.folder))
+        return hmac.new(key, digest.encode(), "sha256").hexdigest()
 
     @cached_property
     def _dataset(self) -> Dataset:

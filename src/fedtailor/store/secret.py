@@ -1,7 +1,8 @@
 """The random number of a trial that its server keeps to itself, and under privacy of records each
 site: noise and cohorts follow from it.
 
-Who knows it can take the noise off. So only its owner may read the file, and no message has it.
+Who knows it can take the noise off. So only its owner may read the file, and no message has it. A
+site has another one in its own folder, the key of what it tells of its data.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class _Record:
 
 
 def secret_of(folder: Path) -> str:
-    """The secret of the trial in ``folder``, drawn the first time that it is asked for. Raises
-    InputError where the file is damaged."""
+    """The secret of the trial, or the site, in ``folder``, drawn the first time that it is asked
+    for. Raises InputError where the file is damaged."""
     path = folder / _FILE
     if not path.exists():
         write_once(path, seal_json({"secret": secrets.token_hex(32)}))
