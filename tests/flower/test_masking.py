@@ -255,7 +255,13 @@ def test_a_client_tells_no_shares_for_another_sum_of_a_round(tmp_path: Path) -> 
     weighing = Weighing(lambda client: 10, lambda own, total, count: own / total)
     sites = {
         client: SiteMasks(
-            config, tmp_path / str(client), tmp_path / f"{client}/run/a/seed-0", weighing, math.inf
+            config,
+            tmp_path / f"{client}",
+            tmp_path / f"{client}/run/a/seed-0",
+            weighing,
+            math.inf,
+            3,
+            False,
         )
         for client in clients
     }

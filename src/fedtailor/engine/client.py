@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from abc import ABC
 from collections.abc import Iterable, Sequence
@@ -233,8 +232,7 @@ class Training(_Clients):
         refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
         if refusal is not None and any(isinstance(link, Private) for link in self.chain.links):
             # whether a round goes on without a client must not depend on its data
-            said = f"{refusal.reason}; under [privacy] it sends that it changes nothing"
-            print(f"fedtailor: {said}", file=sys.stderr, flush=True)
+            announce(f"{refusal.reason}; under [privacy] it sends that it changes nothing")
             upload, private = {**upload, **at.unchanged(upload)}, inputs.private
             loss, refusal = torch.zeros_like(loss), None
         try:

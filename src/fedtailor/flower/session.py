@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from ..engine.executors.work import ClientRequest
 from ..engine.joining import join_requests
 from ..engine.participants import draw_cohort
 from ..engine.prepare import Works
-from ..errors import DivergedError, InputError
+from ..errors import DivergedError, InputError, announce
 from ..inference.onboard import RESULT_FILE, decide
 from ..method import Server
 from ..params import Params, add_prefix, strip_prefix, to_device
@@ -133,7 +132,7 @@ class Session:
         if update.refusal is not None:
             reason, told = update.refusal.reason, update.refusal.told
             if told:
-                print(f"fedtailor: client {request.client}: {reason}", file=sys.stderr, flush=True)
+                announce(f"client {request.client}: {reason}")
             refused = DivergedError if update.refusal.diverged else InputError
             raise refused(told or reason)
         assert update.private is not None
