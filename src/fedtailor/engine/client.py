@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
+from ..errors import announce
 from ..method import Method
 from ..objectives.objective import REFERENCE
 from ..optim import ClientContext
