@@ -172,23 +172,27 @@ def _trials() -> str:
 
 
 def _chats() -> str:
-    """Perplexities of the answers, and the difference of the loss to training alone in nats."""
-    losses: dict[str, Scores] = {}
-    for line in lines():
-        if line["file"] == CHATS and line["seed"] == FIRST and "results" in line:
+    """Perplexities of the answers, and differences of the loss to training alone in nats."""
+    kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
+    losses = dict[tuple[str, str], Scores]()  # by method and epsilon
+    for run in planned([PRIVACY]):
+        line = kept.get((run.file, run.settings, run.method, run.seed))
+        if run.file == CHATS and run.seed == FIRST and line is not None and "results" in line:
             of = line["results"]["personal"]
-            losses[line["method"]] = dict(zip(map(str, of["clients"]), of["loss"], strict=True))
+            of_client = dict(zip(map(str, of["clients"]), of["loss"], strict=True))
+            losses[run.method, _level(run)] = of_client
     rows, leads = [], list[tuple[str, Paired]]()
-    for method, found in losses.items():
-        cell = ""
-        if method != ALONE:
-            less = paired([losses[ALONE]], [found])
-            leads.append((method, less))
-            cell = f"{-less.difference:+.3f} [{-less.high:+.3f}, {-less.low:+.3f}]"
-        perplexity = math.exp(mean(x for x in found.values() if x is not None))
-        rows.append([method, f"{perplexity:.1f}", cell])
-    table = markdown_table(["method", "perplexity", "over local"], rows)
-    return f"Against training alone: {_in_order(leads)}.\n\n{table}"
+    for method in dict.fromkeys(method for method, _ in losses):
+        known = [x for x in losses[method, MAIN].values() if x is not None]
+        cells = [f"{math.exp(mean(known)):.1f}"]
+        for level in LEVELS if method != ALONE else ():
+            lead = paired([losses[ALONE, MAIN]], [losses[method, level]])
+            cells.append(f"{-lead.difference:+.3f} [{-lead.high:+.3f}, {-lead.low:+.3f}]")
+            leads += [(method, lead)] if level == MAIN else []
+        rows.append([method, *cells, *[""] * (1 + len(LEVELS) - len(cells))])
+    header = ["method", f"perplexity at {MAIN}", *(f"epsilon {level}" for level in LEVELS)]
+    table = markdown_table(header, rows)
+    return f"Against training alone, at epsilon {MAIN}: {_in_order(leads)}.\n\n{table}"
 
 
 def _percent(score: float | None) -> str:
@@ -299,10 +303,11 @@ _CHATS = """## On instructions
 
 200 speakers of chitchat with six training examples each, SmolLM2-135M-Instruct with LoRA of rank 2
 on one projection of its last block, three rounds of all clients with one step each, `clip = 0.5`,
-epsilon 8 at delta 200^-1.1, one seed: `fedtailor run privacy-chats`, with [data that we
+delta 200^-1.1, one seed: `fedtailor run privacy-chats`, with [data that we
 made](evidence.md#tasks-that-we-made). Rates are the best of four on validation data of 40 of the
-clients, with as much noise on their mean. The table has the perplexity of the answers, and the
-difference of the loss to local in nats (below 0: better) with its 95 % interval over clients.
+clients, with as much noise on their mean as the 200 have at epsilon 8. The table has the perplexity
+of the answers at epsilon 8 and, for each epsilon, the difference of the loss to local in nats
+(below 0: better) with its 95 % interval over clients.
 """
 
 
