@@ -32,10 +32,6 @@ _FAST = ("multi-label", "instruct")  # a kind that gives numbers, and one that w
 _KINDS = [
     pytest.param(kind, marks=[] if kind in _FAST else pytest.mark.slow) for kind in OBJECTIVES
 ]
-_NUMBERS = [
-    pytest.param(kind, "fedsdg", marks=[] if kind == _FAST[0] else pytest.mark.slow)
-    for kind in OBJECTIVES
-]
 EVERY = pytest.mark.parametrize("kind", _KINDS)
 _FIELDS: dict[str, Any] = {"fedhft": {"warmup_rounds": 1, "clusters": 2}, "fedmerge": {"models": 2}}
 _OTHERS = ("fedavg", "feddpa", "fedhft", "fedmerge", "fedsq", "pfedgate")
@@ -46,7 +42,7 @@ _PAIRS = [  # each kind with one method that all can train, and a sixth of the o
     )
     for number, kind in enumerate(OBJECTIVES)
     for at, label in enumerate(_OTHERS)
-] + _NUMBERS  # fmt: skip
+] + [pytest.param(kind, "fedsdg", marks=pytest.mark.slow) for kind in OBJECTIVES]  # fmt: skip
 
 
 def lines(out: Path, label: str) -> list[dict[str, Any]]:
@@ -58,7 +54,6 @@ def _floats(values: list[float | None]) -> NDArray[np.float64]:
     return np.array(values, np.float64)  # None becomes NaN
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "label"), _PAIRS)
 def test_executors_and_a_federation_give_the_numbers_of_one_process(
     kind: str, label: str, tmp_path: Path
