@@ -19,7 +19,7 @@ quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and
 	$(BIN)/fedtailor run quickstart
 
 test: $(VENV)/.installed ## Run the tests
-	$(PYTEST) -m "not slow and not long"
+	$(PYTEST) --dist loadfile -m "not slow and not long"  # a file's tests share what it sets up
 
 test-slow: $(VENV)/.installed ## Run the tests that take half a second or more
 	$(PYTEST) -m slow
