@@ -127,8 +127,9 @@ def on_both(
     names: Collection[str],
     fast: Collection[str] = METHODS,
 ) -> pytest.MarkDecorator:
-    """A test of these cases on either model: on the digits, the ``fast`` ones are in the fast
-    part; on texts they are in the slow one, and others, and variants, in the long one."""
+    """A test of these cases on either model. On the digits the ``fast`` ones are in the fast part,
+    others in the slow one; on texts ``fast`` methods are in the slow part, all others in the long
+    one."""
     pairs = [
         pytest.param(name, on, id=f"{name}-{on}", marks=_marks(on, name in fast, name in METHODS))
         for on in ("digits", "text")

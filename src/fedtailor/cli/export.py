@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from ..errors import announce
 from .options import add_trained, add_which
 
 
@@ -36,7 +37,7 @@ def command(options: argparse.Namespace) -> None:
         said = "note: this is the global model; --client names a client's own"
         print(said, file=sys.stderr)
     if doubts := scores.doubts(clients):
-        print(f"fedtailor: {doubts}", file=sys.stderr)
+        announce(doubts)
     if rounding := trained.experiment.model.rounding:
         said = f"note: trained on a base in {rounding}; this is of its unrounded weights"
         print(said, file=sys.stderr)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import fedtailor
 
-from ..errors import InputError, one_line, unknown
+from ..errors import InputError, announce, one_line, unknown
 from ..user_code import own_faults
 
 _COMMANDS = (  # each in a file of its own
@@ -33,21 +33,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.command(options)
         sys.stdout.flush()
     except InputError as error:
-        print(f"fedtailor: {one_line(error)}", file=sys.stderr)
+        announce(one_line(error))
         return 2
     except RecursionError:
-        print("fedtailor: tables or lists stand too deep within one another", file=sys.stderr)
+        announce("tables or lists stand too deep within one another")
         return 2
     except BrokenPipeError:  # whoever read stdout has enough, as `head` has after ten lines
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         problem = f"{error.filename or 'i/o'}: {error.strerror or error}"
-        print(f"fedtailor: {one_line(problem)}", file=sys.stderr)
+        announce(one_line(problem))
         return 2
     except KeyboardInterrupt:
         more = "; the same command goes on from here" if command in _GO_ON else ""
-        print(f"fedtailor: interrupted{more}", file=sys.stderr)
+        announce(f"interrupted{more}")
         return 130
     return 0
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, brief, naming
+from ..errors import InputError, announce, brief, naming
 from ..store.format import as_json
 from .options import add_trained, add_which, at_least_one
 
@@ -92,11 +92,11 @@ def command(options: argparse.Namespace) -> None:
         print("note: this is the global model; --client names a client's own", file=sys.stderr)
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
-        print(f"fedtailor: {doubts}", file=sys.stderr)
+        announce(doubts)
     if options.client is not None and (others := tables.of_others(rows, options.client, names)):
-        print(f"fedtailor: {others}", file=sys.stderr)
+        announce(others)
     if empty := tables.empty_texts(rows):
-        print(f"fedtailor: {empty}", file=sys.stderr)
+        announce(empty)
     if right:
         print(right, file=sys.stderr)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, whole_number
+from ..errors import InputError, announce, whole_number
 from ..store.format import as_json
 from .options import add_json
 
@@ -70,8 +70,8 @@ def _wait_for(run: Path) -> None:
         return
     other = Path("runs") / run
     hint = f"; did you mean {other}?" if other.is_dir() else ""
-    said = f"fedtailor: no directory {str(run)!r} yet; waiting for a run to begin there"
-    print(f"{said} (Ctrl-C ends){hint}", file=sys.stderr, flush=True)
+    said = f"no directory {str(run)!r} yet; waiting for a run to begin there"
+    announce(f"{said} (Ctrl-C ends){hint}")
     signs = run / "experiment.json", run / "deploy.toml"
     while not (is_written(run) or any(path.exists() for path in signs)):
         time.sleep(_PAUSE)

@@ -8,7 +8,7 @@ it has aggregated before it sends anything of it, and goes on from there.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def read_aggregated(folder: Path, number: int, federation: Federation) -> Round 
         diagnostics={},
         seconds={},
         executor=None,
-        losses=_known(line.losses),
+        losses=tuple(math.nan if loss is None else loss for loss in line.losses),
         steps=tuple(line.steps),
         lr_scale=line.lr_scale,
         trained=line.num_trained,
@@ -70,10 +70,6 @@ def read_aggregated(folder: Path, number: int, federation: Federation) -> Round 
         clip=line.clip,
         next_clip=line.next_clip,
     )
-
-
-def _known(losses: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(loss for loss in losses if loss is not None)
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import InputError, one_line
+from ..errors import InputError, announce, one_line
 
 LOCAL = "127.0.0.1"
 _PATIENCE = 60.0  # seconds for a client to ask, and to take the answer
@@ -66,7 +66,7 @@ class BoundedServer(ThreadingHTTPServer):
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             what = one_line(f"{type(error).__name__}: {error}")
-            print(f"fedtailor: a request was not answered: {what}", file=sys.stderr, flush=True)
+            announce(f"a request was not answered: {what}")
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own; of too many, the one that has waited longest

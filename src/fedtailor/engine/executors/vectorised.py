@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from ...data.federation import pad_and_stack
-from ...errors import brief
+from ...errors import announce, brief
 from ...optim import ClientContext
 from ...params import Params, same_tensors, stack
 from ...task.records import RecordNoise
@@ -114,11 +113,9 @@ class Vectorised(Executor):
             if not _is_of_the_model(error):
                 raise
             self._alone = True
-            print(
-                "fedtailor: clients run one after the other, since torch.func.vmap can't follow "
-                f"the model's code: {brief(str(error))}",
-                file=sys.stderr,
-                flush=True,
+            announce(
+                "clients run one after the other, since torch.func.vmap can't follow the model's "
+                f"code: {brief(str(error))}"
             )
         if outcomes is None:  # what was allocated is free only after the error's own frames
             if self._alone:
