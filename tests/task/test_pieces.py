@@ -58,6 +58,29 @@ def test_a_tasks_loss_is_that_of_its_logits(
         torch.testing.assert_close(gradients[tensor], value, **close)
 
 
+@pytest.mark.parametrize("clients", [0, 2])
+def test_scores_without_a_key_are_those_of_logits(tmp_path: Path, clients: int) -> None:
+    folder = save(tmp_path, DECODERS["gpt2"], CAUSAL)
+    task = Task(load(ModelConfig(str(folder)), "causal-lm", 0, seed=0))
+    batch = texts(clients=max(clients, 1))
+    if clients == 0:
+        batch = {name: value[0] for name, value in batch.items()}
+
+    def in_pieces(batch: Any) -> tuple[Tensor, ...]:
+        scores, buffers = task.scores(task.state, batch)
+        assert buffers == {}
+        return scores.loss, scores.correct, scores.count
+
+    def whole(batch: Any) -> tuple[Tensor, ...]:
+        scores = task.score(task.logits(task.state, batch), batch)
+        return scores.loss, scores.correct, scores.count
+
+    with torch.no_grad():
+        found, expected = (vmap(f)(batch) if clients else f(batch) for f in (in_pieces, whole))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_gradients_of_every_input_are_right(monkeypatch: pytest.MonkeyPatch, twice: bool) -> None:
     monkeypatch.setattr(pieces, "_CELLS", 4 * 11)
@@ -72,7 +95,7 @@ def test_gradients_of_every_input_are_right(monkeypatch: pytest.MonkeyPatch, twi
         return F.cross_entropy(logits, targets, reduction="none").sin().sum()
 
     def in_pieces(targets: Tensor, *layer: Tensor) -> Tensor:
-        loss: Tensor = pieces._Scored.apply(*layer, targets)[0]  # type: ignore[no-untyped-call]
+        loss: Tensor = pieces._Scored.apply(*layer, targets, True)[0]  # type: ignore[no-untyped-call]
         return loss.sin().sum()
 
     def derivative(loss: Any) -> Any:

@@ -118,8 +118,11 @@ class Scoring:
         batch = to_device(self.federation.batch(rows), task.device)
         with torch.no_grad():
             batch = task.with_reference(batch)
-            logits = method.predict(task, state, batch)
-            result = task.score(logits, batch)
+            if self.predicts or type(method).predict is not Method.predict:
+                logits = method.predict(task, state, batch)
+                result = task.score(logits, batch)
+            else:
+                result, _ = task.scores(method.inference_params(task, state), batch)
             columns = torch.stack((result.loss, result.correct, result.count), 1).double()
             if trigger is not None:
                 marked = stamped(method, task, trigger, batch, len(rows))

@@ -121,7 +121,8 @@ class FedEM(FineTuning):
 
 def responsibilities(task: Task, models: Sequence[Params], pi: Tensor, batch: Batch) -> Tensor:
     """Equation 9: q ``[b, M]`` of a batch's examples, from M models and weights pi ``[M]``."""
-    losses = [task.score(task.logits(theta, batch), batch).loss for theta in models]
+    with torch.no_grad():
+        losses = [task.scores(theta, batch)[0].loss for theta in models]
     return torch.softmax(pi.log() - torch.stack(losses, 1), 1)
 
 
@@ -129,8 +130,7 @@ def _weighted(task: Task, m: int) -> Loss:
     """The training loss with every example's loss times q(m)."""
 
     def loss(state: Params, batch: Batch, key: Tensor) -> tuple[Tensor, Params]:
-        logits, buffers = task.step_logits(state, batch, key)
-        scores = task.score(logits, batch)
+        scores, buffers = task.scores(state, batch, key)
         weighted = replace(scores, loss=batch[_Q][:, m] * scores.loss)
         return weighted.mean(batch.get("weight")), buffers
 

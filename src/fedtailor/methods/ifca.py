@@ -104,7 +104,8 @@ class IFCA(FineTuning):
         totals: list[Tensor] = [torch.zeros((), device=task.device)] * self.clusters
         count = torch.zeros((), device=task.device)
         for batch in batches:
-            scores = [task.score(task.logits(model, batch), batch) for model in models]
+            with torch.no_grad():
+                scores = [task.scores(model, batch)[0] for model in models]
             weight = batch.get("weight", torch.ones_like(scores[0].loss))
             totals = [t + (s.loss * weight).sum() for t, s in zip(totals, scores, strict=True)]
             count = count + (scores[0].count * weight).sum()

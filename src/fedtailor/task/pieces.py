@@ -53,8 +53,8 @@ class ScoringHead(StepModule, nn.Linear):
         to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         bias = None if self.bias is None else self.bias.to(to)
         apply: Callable[..., tuple[Tensor, ...]] = _Scored.apply
-        flat = input.flatten(0, 1).to(to)
-        loss, hits, _ = apply(flat, self.weight.to(to), bias, targets.flatten())
+        layer = input.flatten(0, 1).to(to), self.weight.to(to), bias
+        loss, hits, _ = apply(*layer, targets.flatten(), torch.is_grad_enabled())
         self._scored = torch.stack((loss, hits), -1).view(*targets.shape, 2)
         return self._scored
 
@@ -65,15 +65,19 @@ class ScoringHead(StepModule, nn.Linear):
 
 
 class _Scored(torch.autograd.Function):
-    """(input [N, d], weight [V, d], bias [V] or None, targets [N]) -> (loss [N], hits [N], slope of
-    the loss with respect to the input [N, d])."""
-
-    generate_vmap_rule = True
+    """(input [N, d], weight [V, d], bias [V] or None, targets [N], whether there is a gradient) ->
+    (loss [N], hits [N], slope of the loss with respect to the input [N, d] or, without a gradient,
+    [N, 0])."""
 
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Any:
+    def forward(
+        input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, slopes: bool
+    ) -> Any:
         found = []
-        for labels, rows in _pieces(weight, targets, input):
+        kept: Any = slice(None)
+        if not targets.is_cuda:  # where the program would have to wait for their number
+            kept = (targets != IGNORED).nonzero()[:, 0]
+        for labels, rows in _pieces(weight, targets[kept], input[kept]):
             logits = F.linear(rows, weight, bias).float()
             highest, best = logits.max(-1)
             is_real, label = labels != IGNORED, labels.clamp(min=0)
@@ -81,13 +85,20 @@ class _Scored(torch.autograd.Function):
             p = (logits - highest[:, None]).exp_()
             total = p.sum(-1)
             loss = torch.where(is_real, total.log() + highest - right, 0)
-            slope = p.to(weight) @ weight / total[:, None].to(weight) - weight[label]
-            found.append((loss, (best == labels).to(loss), torch.where(is_real[:, None], slope, 0)))
-        return tuple(torch.cat(column) for column in zip(*found, strict=True))
+            slope = rows[:, :0]
+            if slopes:
+                slope = p.to(weight) @ weight / total[:, None].to(weight) - weight[label]
+                slope = torch.where(is_real[:, None], slope, 0)
+            found.append((loss, (best == labels).to(loss), slope))
+        columns = [torch.cat(column) for column in zip(*found, strict=True)]
+        full = [one.new_zeros(len(targets), *one.shape[1:]) for one in columns]
+        for one, column in zip(full, columns, strict=True):
+            one[kept] = column
+        return tuple(full)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs, output[2])
+        ctx.save_for_backward(*inputs[:4], output[2])
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
 
@@ -98,9 +109,30 @@ class _Scored(torch.autograd.Function):
             of_loss = torch.zeros_like(input[:, 0])
         of_input = slope * of_loss[:, None].to(slope)
         if of_slope is None and not any(ctx.needs_input_grad[1:3]):
-            return of_input, None, None, None
+            return of_input, None, None, None, None
         curved, of_weight, of_bias = _gradients(input, weight, bias, targets, of_loss, of_slope)
-        return of_input + curved, of_weight, None if bias is None else of_bias.to(bias), None
+        of_input = of_input + curved
+        return of_input, of_weight, None if bias is None else of_bias.to(bias), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> Any:
+        """Clients share a pass if they share the layer; else each has its own."""
+        apply: Callable[..., Any] = _Scored.apply
+        n = info.batch_size
+        if dims[1] is None and dims[2] is None:
+            input, targets = (
+                inputs[i].expand(n, *inputs[i].shape) if dim is None else inputs[i].movedim(dim, 0)
+                for i, dim in ((0, dims[0]), (3, dims[3]))
+            )
+            flat = input.flatten(0, 1), *inputs[1:3], targets.flatten(), inputs[4]
+            columns = [one.unflatten(0, (n, -1)) for one in apply(*flat)]
+        else:
+            pairs = [*zip(inputs, dims, strict=True)]
+            rows = [
+                apply(*(x if d is None else x.select(d, i) for x, d in pairs)) for i in range(n)
+            ]
+            columns = [torch.stack(column) for column in zip(*rows, strict=True)]
+        return tuple(columns), (0,) * len(columns)
 
 
 def _gradients(

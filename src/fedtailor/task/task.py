@@ -306,22 +306,37 @@ class Task:
             The mean over the real examples (real target tokens for language modelling), in nats,
             and the new values of state buffers.
         """
+        scores, buffers = self.scores(state, batch, key, reparametrise)
+        return scores.mean(batch.get("weight")), buffers
+
+    def scores(
+        self,
+        state: Params,
+        batch: Batch,
+        key: Tensor | None = None,
+        reparametrise: Reparametrise = _unchanged,
+    ) -> tuple[Scores, Params]:
+        """Compute the scores of a training step with this ``key``, as `loss` does, and the new
+        values of state buffers; without a key in evaluation mode. A language model's logits, which
+        `logits` and `score` need, are never whole in memory."""
         objective, weight = self.backbone.objective, batch.get("weight")
+        batch, training = self.with_reference(batch), key is not None
         if self._head is not None and isinstance(objective, Writing):  # in pieces
-            batch = self.with_reference(batch)
             targets = objective.token_targets(batch)
             packing = Packing(batch) if PACKED in batch else None
             scored = targets if packing is None else packing.pack(targets, IGNORED)
-            step = self._step.passing(training=True, key=key, weight=weight, targets=scored)
+            step = self._step.passing(training=training, key=key, weight=weight, targets=scored)
             with step as buffers:
                 found = self._output(reparametrise(state, batch), batch, packing)
             if self._head.returned(found):
                 found = found if packing is None else packing.unpack(found)
                 losses, hits = found.unbind(-1)
-                return objective.token_scores(losses, hits, targets, batch).mean(weight), buffers
+                scores = objective.token_scores(losses, hits, targets, batch)
+                return _weighted(scores, batch), buffers
             self._head = None  # the model changes its layer's outputs: they must be logits
-        logits, buffers = self.step_logits(state, batch, key, reparametrise)
-        return self.score(logits, batch).mean(weight), buffers
+        with self._step.passing(training=training, key=key, weight=weight) as buffers:
+            logits = self._call(reparametrise(state, batch), batch)
+        return self.score(logits, batch), buffers
 
     def step_logits(
         self, state: Params, batch: Batch, key: Tensor, reparametrise: Reparametrise = _unchanged
@@ -334,9 +349,12 @@ class Task:
     def score(self, logits: Tensor, batch: Batch) -> Scores:
         """Compute the loss and the hits of each example, as the backbone's objective does; times
         its weight in a batch that has weights."""
-        scores = self.backbone.objective.score(logits, self.with_reference(batch))
-        weight = batch.get(EXAMPLE_WEIGHT)
-        return scores if weight is None else scores.weighted(weight)
+        return _weighted(self.backbone.objective.score(logits, self.with_reference(batch)), batch)
+
+
+def _weighted(scores: Scores, batch: Batch) -> Scores:
+    weight = batch.get(EXAMPLE_WEIGHT)
+    return scores if weight is None else scores.weighted(weight)
 
 
 def _copy_modules(model: nn.Module) -> nn.Module:
