@@ -7,7 +7,8 @@ export DO_NOT_TRACK := 1
 # each process compiles all that it imports where this is set
 export PYTHONDONTWRITEBYTECODE :=
 # two workers with one thread each: small tensors gain nothing from threads
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# each file's tests share what it sets up
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow test-long test-versions test-track test-oracles house lint types format fashion-mnist vega katex bench bench-full fuzz fuzz-guided kills evidence-full docs clean
@@ -19,7 +20,7 @@ quickstart: $(VENV)/.installed ## Run FedSDG and its baselines on real text, and
 	$(BIN)/fedtailor run quickstart
 
 test: $(VENV)/.installed ## Run the tests
-	$(PYTEST) --dist loadfile -m "not slow and not long"  # a file's tests share what it sets up
+	$(PYTEST) -m "not slow and not long"
 
 test-slow: $(VENV)/.installed ## Run the tests that take half a second or more
 	$(PYTEST) -m slow

@@ -270,8 +270,8 @@ def on_kinds(names: Sequence[str], slow: Callable[[str, int], bool]) -> pytest.M
 
 
 def each_family(name: str, number: int) -> bool:
-    """One method of each family on every other kind of task, the others on every fourth."""
-    return (list(METHODS).index(name) + number) % (2 if name in FAMILIES else 4) == 0
+    """One method of each family on every other kind of task, the others on every eighth."""
+    return (list(METHODS).index(name) + number) % (2 if name in FAMILIES else 8) == 0
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,6 @@ def test_clients_of_a_kind_of_task_are_trained_together(name: str, on: str, case
     checks.padding_is_invisible(cases(name, on))
 
 
-@on_kinds(FAMILIES, slow=lambda name, number: (FAMILIES.index(name) + number) % 2 == 0)
+@on_kinds(FAMILIES, slow=lambda name, number: (FAMILIES.index(name) + number) % 4 == 0)
 def test_the_loss_of_a_kind_of_task_falls(name: str, on: str, cases: Cases) -> None:
     checks.training_lowers_the_loss(cases(name, on))

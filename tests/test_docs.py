@@ -161,6 +161,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(ft.__all__) - methods <= documented
 
 
+@pytest.mark.slow
 def test_every_experiment_file_is_valid() -> None:
     for path in builtin.experiments().values():
         assert ft.load(path).methods

@@ -128,6 +128,7 @@ class Elements(HTMLParser):
         self.texts.add(data)
 
 
+@pytest.mark.slow
 def test_a_page_has_names_as_text_and_as_data_alone(html: str) -> None:
     found = Elements(html)
     assert found.tags.count("script") == 5

@@ -55,6 +55,7 @@ def test_the_same_seed_gives_the_same_bytes(file: Path, finished: Path, tmp_path
     assert contents(tmp_path / "again") == contents(finished)
 
 
+@pytest.mark.slow
 def test_a_run_directory_can_be_given_instead_of_the_file(
     finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_blanks_around_a_label_make_no_other_class(tokenizer, tmp_path):
     assert counts == {"label-blanks": 1, "no-label": 2}
 
 
+@pytest.mark.slow
 def test_a_label_that_looks_like_none_is_told(tokenizer, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label,site\na,good,x\nb,poor,x\nc,N/A,y\n")

@@ -65,6 +65,7 @@ def test_the_digest_is_the_same_on_every_machine():
     assert parts.train.rows.dtype == np.int64
 
 
+@pytest.mark.slow
 def test_language_modelling_is_split_without_labels(chitchat):
     parts = partition(chitchat, SplitConfig(clients=7), seed=0)
     assert len(np.unique(rows_of(parts))) == chitchat.num_train

@@ -131,6 +131,7 @@ def test_clusters_share_no_class(sizes, expected, digits):
     assert sum(map(len, classes)) == len(set.union(*classes)) == 10
 
 
+@pytest.mark.slow
 def test_natural_clients_keep_their_rows(chitchat):
     parts = partition(chitchat, SplitConfig(scheme="natural", min_examples=20), seed=0)
     sizes = np.bincount(chitchat.groups)

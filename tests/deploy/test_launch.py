@@ -133,6 +133,7 @@ esac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("details", "said"),
     [

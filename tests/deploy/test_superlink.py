@@ -72,6 +72,7 @@ def test_runs_are_started_from_the_servers_own_machine(
     assert served or sent[0]["status"] == 403
 
 
+@pytest.mark.slow
 def test_flower_puts_the_filter_first(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)

@@ -96,6 +96,7 @@ def regression() -> Backbone:
     return replace(found, objective=Regression(0.0, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [1e20, 1.5e19])
 def test_a_run_goes_on_whatever_one_record_is(target: float) -> None:
     """Its loss is infinite, or that of several steps; only the noised gradients decide."""

@@ -74,6 +74,7 @@ def test_one_models_scores_go_to_the_clients_whose_examples_share_its_batches() 
             assert evaluation.accuracy[at] == alone[:, 1].mean()
 
 
+@pytest.mark.slow
 def test_examples_of_like_length_share_a_batch() -> None:
     federation = topics_federation()
     task = Task(tiny_bert())

@@ -105,6 +105,7 @@ def test_the_card_says_so_if_all_clients_have_the_same_model(
     assert "| client | client 1; all clients have this same model |" in card
 
 
+@pytest.mark.slow
 def test_a_picture_is_read_as_the_run_reads_it(finished: Path, tmp_path: Path) -> None:
     """Larger than those of the run, colourful, and turned by its EXIF orientation."""
     pixels = np.random.default_rng(0).integers(0, 256, (21, 13, 3), np.uint8)

@@ -46,6 +46,7 @@ def joined(run: Path, label: str, name: str = "lagos", **options: bool) -> ft.On
     return onboard(run, label, NEW, name, backbone=digits_backbone(), **options)
 
 
+@pytest.mark.slow
 def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     first, second = joined(run, "ditto"), joined(run, "ditto", "St. José 2")
     assert (first.number, second.number) == (3, 4)

@@ -41,6 +41,7 @@ def test_the_table_has_the_numbers_of_the_comparison(result: ft.Result) -> None:
     assert table["global"].isna().tolist() == [False, True]  # Local has no global model
 
 
+@pytest.mark.slow
 def test_clients_stand_at_the_reported_round(result: ft.Result) -> None:
     clients = result.clients()
     assert len(clients) == 2 * 2 * 3 + 2 * 3  # personal and global models of fedsdg, local's

@@ -34,6 +34,7 @@ def test_changed_data_are_refused(finished: Path, unfinished: Path) -> None:
         path.write_text(before)
 
 
+@pytest.mark.slow
 def test_who_holds_how_much_is_kept_by_client(finished: Path) -> None:
     dataset = digits()
     parts = partition(dataset, EXPERIMENT.split, 0)

@@ -139,6 +139,7 @@ def test_the_old_model_is_kept_where_training_makes_it_worse(old: Path, tmp_path
     assert "- before: the models that the method went on from" in text
 
 
+@pytest.mark.slow
 def test_a_client_that_has_joined_the_old_run_brings_what_it_was_fitted_to(
     old: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_grown_table_holds_out_no_row_that_the_old_run_trained_on(
     assert not rows & (trained_on | {*after.partition.train.rows.tolist()})
 
 
+@pytest.mark.slow
 def test_clients_without_a_row_that_is_left_to_hold_out_are_named(
     old: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_rounds_that_are_left(finished: Path, unfinished: Path, tmp_path: Path) 
     assert rounds_left(experiment, tmp_path / "nowhere")["fedsdg", 0] == 2
 
 
+@pytest.mark.slow
 def test_it_says_what_is_there_and_what_will_be_trained(finished: Path, tmp_path: Path) -> None:
     def progress(out: Path, **changes: Any) -> list[str]:
         experiment = replace(EXPERIMENT, **changes)

@@ -133,6 +133,7 @@ def test_the_base_is_the_untouched_model(client: openai.OpenAI, models: Models) 
     assert said(client, "base", ASKED[0]) == right
 
 
+@pytest.mark.slow
 def test_an_answer_comes_in_pieces(client: openai.OpenAI, models: Models) -> None:
     stream = client.chat.completions.create(
         model="b", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED[2]}]}],

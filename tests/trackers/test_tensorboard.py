@@ -26,6 +26,7 @@ def scalars(folder: Path, label: str) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+@pytest.mark.slow
 def test_event_files_hold_every_point_once(grow: Grow) -> None:
     run = grow(4)
     assert track(run, "tensorboard") == track(run, "tensorboard") == 8
