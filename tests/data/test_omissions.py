@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedtailor.data import DataConfig, SplitConfig, load_data, partition
 from fedtailor.data.omissions import of_clients
@@ -68,6 +69,19 @@ def test_texts_are_told_that_are_there_several_times_or_cut(task, tokenizer, tmp
     told = {one.kind: one.text for one in load_data(config, tokenizer).omissions}
     assert told["cut-text"] == f"{cut} rows cut to 7 tokens, {rest} ignored (data.max_length)"
     assert told["repeated"] == f"{repeated} row{'s' * (repeated > 1)} {again}"
+
+
+def test_pictures_are_told_that_are_there_several_times(tmp_path):
+    sites = ("a", "b")
+    for site, name, grey in (*((s, "cat", 9) for s in sites), ("a", "dog", 9), ("a", "dog2", 7)):
+        folder = tmp_path / site / name[:3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), grey).save(folder / f"{name}.png")
+    by_site = DataConfig(path=str(tmp_path), client="client")
+    again = "of the same client, kept: one may be trained on, one tested: a (1)"
+    assert [one.text for one in load_data(by_site).omissions if one.kind == "repeated"] == [
+        f"1 row with the picture of an earlier row {again}"
+    ]
 
 
 def test_blanks_around_a_name_make_no_other_client(tokenizer, tmp_path):

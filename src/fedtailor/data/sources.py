@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ from .table import Dataset, Images, Indices, Ragged, Tokens
 from .tables import local_tables, message_of
 from .tokens import tokenise
 
-_REPEATS = "with the text of an earlier row{}, kept: one may be trained on, one tested"
+_REPEATS = "with the {} of an earlier row{}, kept: one may be trained on, one tested"
 _NO_END = (
     "without an end-of-text token, as the tokenizer has none (eos_token): the model does not learn "
     "where a text ends"
@@ -172,6 +173,9 @@ def load_data(
         omissions += _of_classes(targets.classes, values_of, owners, is_train, config, told)
     if isinstance(values, list) and isinstance(inputs, Tokens):
         omissions += _of_texts(values, labelled, inputs, rows, config, objective, groups, told)
+    elif isinstance(inputs, Images) and config.name not in BUILTIN:
+        pictures = [blake2b(one).digest() for one in inputs.contents(np.arange(len(inputs)))]
+        omissions += _repeated(pictures, "picture", rows, groups, told)
     if objective.writes and tokenizer is not None and tokenizer.eos_token_id is None:
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
@@ -242,29 +246,35 @@ def _of_texts(
     if objective.joins_columns:
         rest = "the beginning and what does not fit of an answer are"
     limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
-    repeated = rows[:0]
+    repeated: list[Omission] = []
     if objective.reads_targets or objective.joins_columns:  # else people repeat themselves
-        repeated = _repeated(values, labelled, groups)
-    of = "" if groups is None else " of the same client"
+        texts = [
+            None if empty else one.strip() if isinstance(one, str) else tuple(one)
+            for one, empty in zip(values, is_empty, strict=True)
+        ]
+        repeated = _repeated(texts, "text", labelled, groups, told)
     return [
         *told("no-text", too_short, f"{objective.nothing_learned}, left out"),
         *told("no-text", empty, "without text, kept as empty inputs"),
         *told("cut-text", cut, limit),
-        *told("repeated", repeated, _REPEATS.format(of)),
+        *repeated,
     ]
 
 
-def _repeated(values: list[Any], rows: Indices, groups: Indices | None) -> Indices:
-    """The ``rows`` whose client, if ``groups`` tell it, has an earlier row with the same text."""
+def _repeated(
+    values: list[Any], what: str, rows: Indices, groups: Indices | None, told: Told
+) -> list[Omission]:
+    """Tell of ``rows`` whose client, if ``groups`` tell it, has an earlier row with the same value;
+    None is like no other."""
     seen: set[tuple[int, Any]] = set()
     found = []
     clients = np.zeros_like(rows) if groups is None else groups[rows]
-    for row, client, text in zip(rows.tolist(), clients.tolist(), values, strict=True):
-        key = client, text.strip() if isinstance(text, str) else tuple(text)
-        if not _is_empty(text) and key in seen:
+    for row, key in zip(rows.tolist(), zip(clients.tolist(), values, strict=True), strict=True):
+        if key[1] is not None and key in seen:
             found.append(row)
         seen.add(key)
-    return np.array(found, np.int64)
+    of = "" if groups is None else " of the same client"
+    return told("repeated", np.array(found, np.int64), _REPEATS.format(what, of))
 
 
 def _is_empty(value: str | Sequence[str]) -> bool:
