@@ -12,11 +12,13 @@ import torch
 from fedtailor.engine.checks import check, check_plan
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.faults import ClientFaults, FaultConfig
+from fedtailor.engine.prepare import memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.params import Params, flat
@@ -119,6 +121,20 @@ def test_of_those_that_were_drawn_enough_stay_to_the_end_of_a_second_pass(
         "secure aggregation: values of 4 of 6 clients are there; 5 must stay; the server's state "
         "stays as it is",
     )
+
+
+def test_of_a_round_that_comes_to_nothing_no_client_keeps_anything() -> None:
+    faults = FaultConfig(by_client=(ClientFaults((0,), drop_after=1.0),))
+    everybody = SecureAggregationConfig(1.0)
+    options: dict[str, Any] = {"faults": faults, "secure_aggregation": everybody, "rounds": 1}
+    method = FedPer()
+    done, store = last_round(method, SIZES, **options)
+    assert not done.cohort.clients
+    assert done.trained == 5
+    task = Task(digits_backbone(), method.adapt)
+    before = memory_states(method, task, digits_federation(SIZES))
+    kept = [same_bits(store.read(client), before.read(client)) for client in range(5)]
+    assert kept == [False, True, True, True, True]  # the first one did not wait for the sum
 
 
 def test_a_client_with_values_out_of_the_range_is_left_out_by_name() -> None:

@@ -249,6 +249,41 @@ def test_a_round_that_was_stopped_before_its_evaluation_is_not_trained_again(
         assert same_bits(*map(load_file, states))
 
 
+@pytest.mark.slow
+def test_a_client_goes_on_from_the_round_before_one_that_came_to_nothing(tmp_path: Path) -> None:
+    """A server that is stopped in the round after asks for the same as one that is not."""
+    options: dict[str, Any] = {"rounds": 2, "cohort": {"size": 5}, "evaluate": {"every": 2}}
+    chosen = experiment("fedper", secure_aggregation={"threshold": 0.6}, **options)
+    bases = list[tuple[int, ...]]()
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def run(*, stops: bool) -> Path:
+        direct = grid(chosen, tmp_path / "sites", nodes=1, model=backbone)
+
+        def change(message: Message, reply: Message) -> Message:
+            if message.metadata.message_type == MessageType.QUERY:
+                return reply
+            order, _ = unpack(message.content, RoundRequest, ANY)
+            if order.round == 1 and order.kind == "reveal":
+                return Message(Error(9, "away"), reply_to=message)
+            if order.round == 2 and order.kind == "train":
+                bases.append(tuple(one.base for one in order.requests))
+                if stops:
+                    raise Stopped
+            return reply
+
+        direct.change = change
+        return serve(direct, chosen, tmp_path / "out", backbone=backbone(), timeouts=QUICK)
+
+    with pytest.raises(Stopped):
+        run(stops=True)
+    out = run(stops=False)
+    assert bases == [(0, 0, 0, 0, 0)] * 2
+    assert [line["cohort"] for line in history(out, "fedper")] == [[], [0, 1, 2, 3, 4]]
+
+
 def test_a_client_tells_no_shares_for_another_sum_of_a_round(tmp_path: Path) -> None:
     clients = (0, 1, 2)
     config = SecureAggregationConfig(0.6)

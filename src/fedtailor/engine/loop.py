@@ -177,6 +177,8 @@ class Loop:
                 least = len(there) if self.chain.hidden else least - late  # a sum is used or not
                 state = next_state(*context, uploads, cohort, at, least, plan.max_share)
             except TooFewUploadsError as error:
+                for client in there:  # history.jsonl has nobody in such a round
+                    self.store.unstage(client)
                 return results, _unchanged(server, str(error))
             except DivergedError as error:
                 way_out = _HIGHER if isinstance(error, TooFewLeftError) else _SLOWER
