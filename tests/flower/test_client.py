@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedtailor.flower.client import Site
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import NodeInfo, NodeQuery, RoundReply, RoundRequest, digest
 from fedtailor.params import Params
+from fedtailor.runs.build import named
 from fedtailor.runs.experiment import Experiment
 from tests.engine.test_privacy import backbone as without_norm
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid
@@ -148,6 +150,42 @@ def test_under_privacy_of_records_hashes_of_data_tell_nothing_without_a_sites_ke
     (key,) = (tmp_path / "one").iterdir()
     assert key.stat().st_mode & 0o777 == 0o600
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_a_round_is_answered_again_for_the_same_settings_and_data_alone(tmp_path: Path) -> None:
+    """The noise is the same: of two answers with one scale of it each, it could be worked out."""
+    spent = {"level": "record", "noise": 1.0, "clip": 0.1, "delta": 0.1}
+    slow = {"name": "linear", "within_rounds": True}
+    options: dict[str, Any] = {"privacy": spent, "schedule": slow, "cohort": {"size": 5}}
+    chosen = experiment("fedavg", rounds=1, **options)
+    direct = grid(chosen, tmp_path / "sites", 1, model=without_norm)
+    serve(direct, chosen, tmp_path / "out", backbone=without_norm(), timeouts=QUICK)
+    sent = next(one for one in direct.sent if one.metadata.message_type == MessageType.TRAIN)
+    order, payloads = unpack(sent.content, RoundRequest, ANY)
+
+    def errors(now: Experiment, data: Dataset = DIGITS) -> set[str | None]:
+        again = grid(now, tmp_path / "sites", 1, model=without_norm, dataset=data)
+        told = digest(named(now, data, without_norm()))
+        message = pack(replace(order, experiment=told), payloads)
+        again.push_messages([Message(message, 100, MessageType.TRAIN)])
+        (answered,) = again.answered
+        reply, _ = unpack(answered.content, RoundReply, ANY)
+        return {one.error for one in reply.results}
+
+    same = experiment("fedavg", rounds=1, seeds=[0, 1], **options)
+    assert errors(same) == {None}
+    pictures = DIGITS.inputs.values.copy()
+    pictures[0] = 255 - pictures[0]
+    other = replace(DIGITS, inputs=Images(pictures), digest="")
+    refused = {
+        "a request for round 1 came after one for round 1 with other tensors, data or settings: a "
+        "round is answered once, with its noise"
+    }
+    assert errors(chosen, other) == refused
+    more_noise = {"privacy": {**spent, "noise": 2.0}}
+    for changes in ({"rounds": 3}, more_noise, {"local": {"batch_size": 7}}):
+        assert errors(experiment("fedavg", **{"rounds": 1, **options, **changes})) == refused
 
 
 def test_names_of_clients_stay_at_their_site(

@@ -51,15 +51,16 @@ def test_the_state_of_the_best_round_stays_until_another_one_is_better(tmp_path:
 
 def test_a_round_with_noise_is_answered_again_for_the_same_tensors_alone(tmp_path: Path) -> None:
     states, received = States(tmp_path), {"w": torch.ones(2, 2).T, "n": torch.tensor(1)}
-    states.spend(3, 1, 0, received)
-    states.spend(3, 1, 0, received)  # the server has begun the round again
-    for number, base, other in ((1, 1, received), (1, 0, {**received, "n": torch.tensor(2)})):
+    states.spend(3, 1, 0, received, "so")
+    states.spend(3, 1, 0, received, "so")  # the server has begun the round again
+    changed = {**received, "n": torch.tensor(2)}
+    for base, other, how in ((1, received, "so"), (0, changed, "so"), (0, received, "otherwise")):
         with pytest.raises(InputError, match="a round is answered once, with its noise"):
-            states.spend(3, number, base, other)
-    states.spend(3, 2, 1, received)
+            states.spend(3, 1, base, other, how)
+    states.spend(3, 2, 1, received, "otherwise")
     with pytest.raises(InputError, match="round 1 came after one for round 2"):
-        states.spend(3, 1, 0, received)
-    states.spend(4, 1, 0, received)
+        states.spend(3, 1, 0, received, "so")
+    states.spend(4, 1, 0, received, "so")
 
 
 def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:

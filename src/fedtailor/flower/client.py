@@ -403,7 +403,9 @@ class Site:
             announce(f"{label}, seed {seed}: {words}")
         works = client_works(method, task, federation, plan, self.metrics)
         server = to_device(first_server(method, task, federation), task.device)
-        return Session((run, label, seed), first, server, works, plan)
+        rows = dataset.digest, dataset.scale, federation.partition.digest
+        basis = repr((digest(experiment, label), rows))
+        return Session((run, label, seed), first, server, works, plan, basis)
 
 
 def _told(error: Exception) -> str:

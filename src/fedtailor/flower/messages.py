@@ -22,10 +22,15 @@ Kind = Literal[
 Sums = tuple[tuple[float, float, float], tuple[float, float, float]]
 
 
-def digest(experiment: Experiment) -> str:
+def digest(experiment: Experiment, label: str | None = None) -> str:
     """What both sides must agree on: all but where data and metrics' files lie, how clients are
-    run, and the bound on uploads, which is the server's alone."""
+    run, and the bound on uploads, which is the server's alone. With the ``label`` of a method, what
+    of it stays when rounds, seeds or other methods are added."""
     plain = experiment.as_dict()
+    if label is not None:
+        plain["methods"] = [method for method in plain["methods"] if method["label"] == label]
+        for name in ("name", "rounds", "seeds"):
+            del plain[name]
     for name in bounds_of(plain):
         del plain["cohort"][name]
     del plain["data"]

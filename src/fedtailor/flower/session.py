@@ -29,13 +29,15 @@ from .states import States
 @dataclass(frozen=True)
 class Session:
     """A ``trial`` (run, label of a method, seed), ready to work; ``first`` has the clients' first
-    states, ``server`` is the server's."""
+    states, ``server`` is the server's. ``basis`` names the settings and data that do not change
+    while a run goes on."""
 
     trial: tuple[str, str, int]
     first: Callable[[int], Params]
     server: Server
     works: Works
     plan: Plan
+    basis: str
 
     def received(self, kind: Kind, client: int) -> Form:
         """The form of what a client receives. Some sizes are any: a method may change a client's
@@ -117,14 +119,15 @@ class Session:
         if moves != (clip is not None) or not 0 < (clip or 1.0) <= 1e12:
             allowed = "above 0, to 1e12" if moves else "none, without privacy.clip_quantile"
             raise InputError(f"the server asks for the clip {clip}; allowed: {allowed}")
-        if training.noise is not None:
-            states.spend(request.client, message.round, request.base, received)
         rounds = range(message.round, message.round + 1)
         if training.method.trains_alone:
             turns = draw_cohort(training.method, training.federation, self.plan, message.round)
             rounds = turns.get(request.client, rounds)
         scale, slope = self.plan.lr_scale(rounds), self.plan.lr_slope(rounds)
         passes = training.local.passes
+        if training.noise is not None:
+            how = repr((training.noise, scale, slope, self.basis))
+            states.spend(request.client, message.round, request.base, received, how)
         asked = ClientRequest(
             *who, "train", passes, scale, 0, lr_slope=slope, masks=masks, clip=clip
         )

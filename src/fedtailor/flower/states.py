@@ -91,13 +91,14 @@ class States:
             if other not in (base, best, number):
                 old.unlink()
 
-    def spend(self, client: int, number: int, base: int, received: Params) -> None:
+    def spend(self, client: int, number: int, base: int, received: Params, how: str) -> None:
         """Note that a client answers round ``number`` with noise. A round that is repeated has the
-        same noise, so it must start from the same ``base`` and ``received`` tensors: from the
-        difference of two answers one could tell what the client trains on. Raises InputError for
-        others, and for a round before the last one."""
+        same noise, so it must start from the same ``base`` and ``received`` tensors, and train in
+        the same way on the same data, which ``how`` says: from the difference of two answers one
+        could tell what the client trains on. Raises InputError for others, and for a round before
+        the last one."""
         path = self._file(client, SPENT)
-        digest = hashlib.sha256(repr((base, *received)).encode())
+        digest = hashlib.sha256(repr((base, how, *received)).encode())
         for value in received.values():
             digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         asked = {"round": number, "asked": digest.hexdigest()}
@@ -105,7 +106,7 @@ class States:
         if last["round"] > number or (last["round"] == number and last["asked"] != asked["asked"]):
             raise InputError(
                 f"a request for round {number} came after one for round {last['round']} with "
-                "other tensors: a round is answered once, with its noise"
+                "other tensors, data or settings: a round is answered once, with its noise"
             )
         write_json(path, asked)
 
