@@ -277,6 +277,16 @@ def test_an_asynchronous_method_does_not_go_back(tmp_path: Path) -> None:
         ft.rollback(tmp_path / "run")
 
 
+def test_rounds_whose_updates_were_masked_are_not_summed_again(tmp_path: Path) -> None:
+    """With other clients there, a second sum would tell the update of a single one."""
+    masks = ft.SecureAggregationConfig(0.6)
+    chosen = replace(experiment({"fedavg": {}}), rounds=1, secure_aggregation=masks)
+    before = contents(go_on(tmp_path / "run", chosen))
+    with pytest.raises(ft.InputError, match="of two sums of a round one could tell a single"):
+        ft.rollback(tmp_path / "run", "fedavg")
+    assert contents(tmp_path / "run") == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

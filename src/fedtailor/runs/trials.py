@@ -44,6 +44,7 @@ class TrialRun:
     progress: Progress
     bounds: Mapping[str, Any] = field(default_factory=dict)  # the settings in `BOUNDS`
     is_asynchronous: bool = False
+    goes_back: bool = True  # by `fedtailor rollback`
 
     @property
     def title(self) -> str:
@@ -95,6 +96,7 @@ def run_trials(
     todo = [(seed, label) for label, seed in left]
     cohort, chosen_by = experiment.cohort, experiment.evaluate.select
     bounds = {name: getattr(cohort, name) for name in BOUNDS}
+    masked = experiment.secure_aggregation.is_active
     with locked(out):
         write_manifest(experiment, federations, out, todo)
         methods = summary.methods if summary else ()
@@ -113,6 +115,7 @@ def run_trials(
                 trial = TrialRun(
                     label, seed, method, federation, store, select, progress, bounds,
                     is_asynchronous=cohort.buffer is not None,
+                    goes_back=not (experiment.privacy.is_active or masked),
                 )  # fmt: skip
                 if not is_done(trial):
                     progress.begin(_stage(trial, experiment), store.last.round)
@@ -169,8 +172,7 @@ def _end_well(
             back = (
                 f"; fedtailor rollback takes it back to round {best}, the best on validation data"
             )
-            spent = store.history()[-1].epsilon is not None  # which can't be taken back
-            said = f"the same command goes on after round {last}{'' if spent else back}"
+            said = f"the same command goes on after round {last}{back if trial.goes_back else ''}"
             progress.say(f"{trial.title}: {said}")
 
 

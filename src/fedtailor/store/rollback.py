@@ -75,6 +75,11 @@ def rollback(out: Path | str, label: str | None = None, seed: int | None = None)
             f"{out} has [privacy]: its rounds are spent, and can't be taken back; begin anew with "
             "--overwrite"
         )
+    if experiment.get("secure_aggregation", {}).get("threshold") is not None:
+        raise InputError(
+            f"{out} has [secure_aggregation]: of two sums of a round one could tell a single "
+            "client's update; begin anew with another seed"
+        )
     with locked(out):
         todo, problems, lines = [], [], list[str]()
         for trial in _trials(experiment, out, label, seed):
