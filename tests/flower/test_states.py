@@ -63,6 +63,14 @@ def test_a_round_with_noise_is_answered_again_for_the_same_tensors_alone(tmp_pat
     states.spend(4, 1, 0, received, "so")
 
 
+def test_an_update_is_for_a_second_pass_alone(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    for end in (states.take_update, lambda client: states.keep(client, state(1.0))):
+        states.write_update(3, state(2.0))
+        end(3)
+        assert not [*tmp_path.rglob("update*")]
+
+
 def test_an_old_order_cannot_undo_a_later_round(tmp_path: Path) -> None:
     states = States(tmp_path)
     states.write(3, 0, 0, 5, state(5.0))

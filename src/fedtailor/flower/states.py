@@ -122,9 +122,11 @@ class States:
         return update
 
     def keep(self, client: int, state: Params) -> Path:
-        """Keep the model of the reported round, private tensors included; the folder it is in."""
+        """Keep the model of the reported round, private tensors included; the folder it is in. No
+        second pass follows any more."""
         path = self._file(client, MODEL)
         save_tensors(path, state)
+        self._file(client, UPDATE).unlink(missing_ok=True)
         return path.parent
 
     def _kept(self, client: int) -> dict[int, Path]:
