@@ -188,6 +188,31 @@ def test_a_round_is_answered_again_for_the_same_settings_and_data_alone(tmp_path
         assert errors(experiment("fedavg", **{"rounds": 1, **options, **changes})) == refused
 
 
+@pytest.mark.slow
+def test_a_round_with_noise_on_records_goes_on_after_a_stop(tmp_path: Path) -> None:
+    """The server reads its state from a file then, with its tensors in another order."""
+    spent = {"level": "record", "noise": 1.0, "clip": 0.1, "delta": 0.1}
+    chosen = experiment("fedavg", rounds=2, cohort={"size": 5}, privacy=spent)
+    given: dict[str, Any] = {"backbone": without_norm(), "timeouts": QUICK}
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def stop(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2":
+            raise Stopped
+        return reply
+
+    direct = grid(chosen, tmp_path / "sites", 1, model=without_norm)
+    direct.change = stop
+    with pytest.raises(Stopped):
+        serve(direct, chosen, tmp_path / "out", **given)
+    direct = grid(chosen, tmp_path / "sites", 1, model=without_norm)
+    out = serve(direct, chosen, tmp_path / "out", **given)
+    lines = (out / "methods/fedavg/seed-0/history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["cohort"] for line in lines] == [[0, 1, 2, 3, 4]] * 2
+
+
 def test_names_of_clients_stay_at_their_site(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,8 @@ def test_the_state_of_the_best_round_stays_until_another_one_is_better(tmp_path:
 def test_a_round_with_noise_is_answered_again_for_the_same_tensors_alone(tmp_path: Path) -> None:
     states, received = States(tmp_path), {"w": torch.ones(2, 2).T, "n": torch.tensor(1)}
     states.spend(3, 1, 0, received, "so")
-    states.spend(3, 1, 0, received, "so")  # the server has begun the round again
+    again = dict(reversed(received.items()))  # a stopped server reads its state from a file
+    states.spend(3, 1, 0, again, "so")
     changed = {**received, "n": torch.tensor(2)}
     for base, other, how in ((1, received, "so"), (0, changed, "so"), (0, received, "otherwise")):
         with pytest.raises(InputError, match="a round is answered once, with its noise"):

@@ -98,8 +98,9 @@ class States:
         could tell what the client trains on. Raises InputError for others, and for a round before
         the last one."""
         path = self._file(client, SPENT)
-        digest = hashlib.sha256(repr((base, how, *received)).encode())
-        for value in received.values():
+        names = sorted(received)  # a server that was stopped has them in another order
+        digest = hashlib.sha256(repr((base, how, *names)).encode())
+        for value in (received[name] for name in names):
             digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         asked = {"round": number, "asked": digest.hexdigest()}
         last = read_json(path) if path.exists() else {"round": 0}
