@@ -22,6 +22,10 @@ class TooFewUploadsError(InputError):
     """A robust rule can't show which of so few uploads are false."""
 
 
+class NoiseSpentError(TooFewUploadsError):
+    """Too few clients have an update with noise left in their account."""
+
+
 class DivergedError(InputError):
     """Training whose loss or state is no longer finite. Other settings may still work."""
 

@@ -163,7 +163,34 @@ def test_sites_add_noise_of_their_own_to_as_many_updates_as_their_account_has(
     later = replace(keys, masking=replace(keys.masking, attempt=keys.masking.attempt + 1))
     direct.push_messages([Message(pack(later, [{}]), 100, MessageType.EVALUATE)])
     reply, _ = unpack(direct.answered[-1].content, RoundReply, ANY)
-    assert "the client has sent 1 updates with noise" in str(reply.results[0].error)
+    masking = reply.results[0].masking
+    assert masking is not None
+    assert (masking.spent, masking.keys) == (True, None)
+
+
+@pytest.mark.slow
+def test_a_run_ends_although_a_round_with_the_sites_noise_ran_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spent = {"noise": 1.0, "clip": 0.1, "noise_by": "clients"}
+    chosen = masked(rounds=2, cohort={"size": 5}, privacy=spent)
+    direct = grid(chosen, tmp_path / "clients", nodes=1)
+
+    class Stop(Exception):
+        pass
+
+    def stop(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            raise Stop
+        return reply
+
+    direct.change = stop
+    with pytest.raises(Stop):
+        far(direct, chosen, tmp_path / "far")
+    out = far(grid(chosen, tmp_path / "clients", nodes=1), chosen, tmp_path / "far")
+    assert [len(one["cohort"]) for one in history(out)] == [5, 0]
+    told = "the accounts of 5 clients have no update left; the server's state stays as it is"
+    assert told in capsys.readouterr().err + (out / "run.log").read_text()
 
 
 def test_files_of_keys_that_are_damaged_are_named(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..data.federation import Federation, num_turns
-from ..errors import DivergedError, InputError, TooFewLeftError, TooFewUploadsError
+from ..errors import (
+    DivergedError,
+    InputError,
+    NoiseSpentError,
+    TooFewLeftError,
+    TooFewUploadsError,
+)
 from ..method import Cohort, Method, Server, checked_weights
 from ..profiling import Clock, phase
 from ..task.task import Task
@@ -147,7 +153,8 @@ class Loop:
         try:
             masks = self._masks(cohort.round, members)
         except TooFewUploadsError as error:
-            if self.plan.faults.is_active or self.plan.privacy.is_poisson:
+            may_miss = self.plan.faults.is_active or self.plan.privacy.is_poisson
+            if may_miss or isinstance(error, NoiseSpentError):
                 return CohortResults(), _unchanged(server, str(error))
             raise InputError(f"{error}; {self._goes_on(cohort)}") from None
         while True:

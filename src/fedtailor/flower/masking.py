@@ -22,7 +22,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter
 
-from ..errors import InputError
+from ..errors import InputError, NoiseSpentError
 from ..params import Params
 from ..store.files import read_json, write_json, write_once
 from ..uploads.secure.client import Side
@@ -35,6 +35,7 @@ from .schema import check_form
 
 SIGNING_KEY, SIGNERS = "signing.key", "signers.json"
 _KEY = re.compile("[0-9a-fA-F]{64}")
+_SPENT = "its account has no update left: a round that was run again has counted twice"
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,7 @@ class SiteMasks:
             if told.attempt <= kept.attempt:
                 raise ProtocolError("secure aggregation: a round that was begun before")
             if kept.sent >= self.most:
-                raise ProtocolError(
-                    f"the client has sent {kept.sent} updates with noise, and its account has no "
-                    "more: a round that is run again counts twice"
-                )
+                return MaskingReply(spent=True)
         elif kept.held is None or (kept.attempt, kept.clients) != (told.attempt, told.clients):
             raise ProtocolError("secure aggregation: no secrets are kept of this round")
         elif step == "sign_list":
@@ -205,6 +203,7 @@ class GridClients:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self._told = Masking(0, ())
+        self._spent = set[int]()  # clients whose account has no update left
 
     @property
     def name(self) -> str:
@@ -213,7 +212,7 @@ class GridClients:
         return _name(self._executor.blank, self._told.attempt)
 
     def ask(self, step: str, setting: Setting, messages: Mapping[int, Any]) -> Mapping[int, Any]:
-        self._told = replace(self._told, clients=setting.clients)
+        self._told, self._spent = replace(self._told, clients=setting.clients), set()
         if step == "mask":  # the orders travel with the requests to train
             self._executor.masking = replace(self._told, signers=())
             return messages
@@ -224,6 +223,8 @@ class GridClients:
         message = self._message(step, setting, replace(self._told, **{step: value}))
         asked = self._executor.ask(message, sorted(messages), self._checked)
         replies = {client: reply.masking for client, reply in asked}
+        if len(messages) - len(self._spent) < setting.least:
+            raise NoiseSpentError(f"the accounts of {len(self._spent)} clients have no update left")
         if step == "keys":
             signers = tuple((client, replies[client].signer) for client in sorted(replies))
             self._told = replace(self._told, signers=signers)
@@ -258,6 +259,9 @@ class GridClients:
             keys = told.keys
             is_right = keys is not None and keys.client == client and _are_keys(keys)
             is_right = is_right and _is_hex(told.signer, 64)
+            if told.spent:
+                self._spent.add(client)
+                raise WireError(_SPENT)
         elif step == "sign_list":
             is_right = _is_hex(told.sign_list, 128)
         else:

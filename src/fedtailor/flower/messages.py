@@ -116,13 +116,15 @@ class Masking(Exact):
 @dataclass(frozen=True)
 class MaskingReply(Exact):
     """A client's answer to a step of secure aggregation, what `Side` gives in the step of this
-    name; and with its keys the one with which it signs."""
+    name; and with its keys the one with which it signs. Or its account has no update left: all of
+    its noise is ``spent``."""
 
     keys: Keys | None = None
     share: Texts = ()
     sign_list: str = ""
     reveal: Texts = ()
     signer: str = ""
+    spent: bool = False
 
 
 @dataclass(frozen=True)
