@@ -18,7 +18,8 @@ from fedtailor.data import partition
 from fedtailor.engine.rounds import rounds
 from fedtailor.models import load_model
 from fedtailor.models.chat import TEMPLATES
-from tests.models.small import CAUSAL, DECODERS, save
+from tests.models.small import CAUSAL, save
+from tests.oracles import LONG
 from tests.oracles.test_trl import BATCH, LR, ROUNDS, UNMARKED, WORDS, conversations, tokenizer
 
 # TRL calls what transformers has renamed
@@ -76,7 +77,7 @@ def test_the_loss_of_each_batch_and_the_weights_are_those_of_trl(
     """With the received model as the reference, each round is a training of its own."""
     words = tokenizer(TEMPLATES["chatml"] if kind == "the prompt apart" else UNMARKED)
     table = datasets.Dataset.from_list(rows(kind))
-    folder = save(tmp_path / "model", DECODERS["llama"], CAUSAL)
+    folder = save(tmp_path / "model", LONG, CAUSAL)
     words.save_pretrained(folder)
     source = ft.Data.from_pandas(table.to_pandas(), task="preference")
     config = ft.DataConfig(max_length=96, beta=BETA, reference=reference)  # type: ignore[arg-type]

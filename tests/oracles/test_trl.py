@@ -18,7 +18,8 @@ from fedtailor.data import partition
 from fedtailor.engine.rounds import rounds
 from fedtailor.models import load_model
 from fedtailor.models.chat import TEMPLATES
-from tests.models.small import CAUSAL, DECODERS, save
+from tests.models.small import CAUSAL, save
+from tests.oracles import LONG
 
 WORDS = "a ward has bed for each patient who came in by night and left at noon".split()  # noqa: SIM905
 ROLES = ["system", "user", "assistant"]
@@ -85,7 +86,7 @@ def test_the_loss_of_each_batch_and_the_weights_are_those_of_trl(kind: str, tmp_
         {"messages": one} if by_marks else {"prompt": one[:-1], "completion": one[-1:]}
         for one in chats
     ]
-    folder = save(tmp_path / "model", DECODERS["llama"], CAUSAL)
+    folder = save(tmp_path / "model", LONG, CAUSAL)
     words.save_pretrained(folder)
     source = ft.Data.from_pandas(datasets.Dataset.from_list(rows).to_pandas(), task="instruct")
     dataset = source.load(source.config(ft.DataConfig(max_length=64)), words)
@@ -106,6 +107,13 @@ def test_the_loss_of_each_batch_and_the_weights_are_those_of_trl(kind: str, tmp_
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=words,
     )  # fmt: skip
+    line_end = words.convert_tokens_to_ids("\n")
+
+    def as_ours(one: dict[str, Any]) -> dict[str, Any]:  # the line end behind a turn is not learned
+        *labels, last = one["labels"]
+        return {**one, "labels": [*labels, -100 if last == line_end else last]}
+
+    trainer.train_dataset = trainer.train_dataset.map(as_ours)
     theirs = [trained(one["input_ids"], one["labels"]) for one in trainer.train_dataset]
     drawn = [one for n in range(1, ROUNDS + 1) for one in federation.batches(0, n, local)]
     ours = [
