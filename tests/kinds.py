@@ -237,7 +237,7 @@ def page() -> dict[str, list[str]]:
     text = (Path(__file__).parents[1] / "docs/data.md").read_text()
     table = text[text.index("| task | can't train it") :].partition("\n\n")[0]
     cells = [[cell.strip() for cell in row[1:-1].split("|")] for row in table.splitlines()[2:]]
-    return {row[0].strip("`"): row[1:] for row in cells}
+    return {task: row[1:] for row in cells for task in re.findall(r"`([\w-]+)`", row[0])}
 
 
 def refused(kind: str) -> set[str]:
