@@ -76,8 +76,7 @@ SETTINGS = {
 }  # all others: TEXTS
 CLIENT = {"heterofl": 2}  # the client that is measured; all others: client 0
 NOTES = {
-    "fedala": "FedALA's FLOPs are those of round 2, in which a client learns the weights in "
-    "`start_passes` = 10 passes over its sample; later rounds take one.",
+    "fedala": "FedALA's FLOPs are those of round 2, with its `start_passes`.",
     "fedmd": f"FedMD's scores are those of {PUBLIC} public pictures.",
     "heterofl": "HeteroFL's client has r = 0.25.",
     "pfedgate": "What pFedGate sends depends on the blocks that the client's batches use.",

@@ -245,10 +245,10 @@ _TAIL = """
 
 - **accuracy**: the mean over clients of each client's own model on its own test examples, in
   percent, then over seeds. **perplexity**: exp of the mean over clients of the loss a token; lower
-  is better. **±**: the standard deviation over seeds. **Bold** methods have three seeds and all
-  trials, and the 95 % interval of their difference to the best, over clients and seeds, contains 0.
+  is better. **±**: the standard deviation over seeds. **Bold**: the 95 % interval of the difference
+  to the best, over clients and seeds, contains 0.
 - **LoRA** is on the last two of MiniLM's six blocks and on the last five of SmolLM2's 30. **FedSQ**
-  trains whole blocks on texts; on Fashion-MNIST the pattern that it fixes starts at random.
+  trains whole blocks on texts.
 BUDGET
 - **Seeds**: 0, 1 and 2. A seed divides the data anew, or draws other senders. Each run had one
   process of an x86-64 machine with 2 cores and no GPU.

@@ -91,15 +91,9 @@ def absent(found: Found) -> str:
         for modality in _TUNED_IN
     }
     lora = sorted(rows["text"] - rows["image"])
-    said = [
-        f"{in_prose([f'`{m}`' for m in lora])} have no rows for pictures: LoRA would leave the "
-        "convolutions at their random values."
-    ]
+    said = [f"{in_prose([f'`{m}`' for m in lora])} have no rows for pictures ([why](cross.md))."]
     for method in sorted(rows["image"] - rows["text"]):
-        said.append(
-            f"`{method}` has none for texts, where it trains the whole model: see "
-            "[another table](cross.md)."
-        )
+        said.append(f"`{method}` has none for texts: see [another table](cross.md).")
     return "**Missing rows.** " + " ".join(said)
 
 

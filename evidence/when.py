@@ -108,7 +108,7 @@ def first_choice(found: Sequence[Mapping[str, Any]]) -> str:
     for cell in (task.measured() for task in other_tasks()):
         label, seeds = cell["chosen"], len(_seeds(cell))
         why = f"[one setting](#other-tasks), {_in_seeds(seeds)}"
-        task = f"{_TASKS[cell['file']][0]}, pretrained model"
+        task = f"{_TASKS[cell['file']]}, pretrained model"
         rows.append([task, "", f"[`{label}`](methods/{label}.md)", why])
     rows.append(["Pictures, pretrained model", "", "", "not measured: `advise` goes by texts"])
     header = ["your data", "label overlap", "first try", "best on validation data in"]
@@ -197,8 +197,7 @@ def _tasks() -> str:
         for cell in found
     ]  # fmt: skip
     header = ["experiment", "metric", "seeds", "best method", "no model", *names]
-    tasks = "\n".join(f"- `{cell['file']}`: {_TASKS[cell['file']][1]}" for cell in found)
-    return _OTHER.format(tasks=tasks, table=markdown_table(header, rows, words=(0, 1, 3)))
+    return _OTHER.format(table=markdown_table(header, rows, words=(0, 1, 3)))
 
 
 def _in_seeds(number: int) -> str:
@@ -342,25 +341,19 @@ the share of clients that would have done better alone. Its column `settings` re
 ![How far each method is ahead of training alone, in points of accuracy](images/when.svg)
 """
 
-_TASKS: Mapping[str, tuple[str, str]] = {
-    "papers/fedhft/pairs": ("Pairs of texts", "are two posts of one newsgroup?"),
-    "papers/fedhft/spans": (
-        "Questions about a text",
-        "which passage of a post shares most with its subject line? It stands for an answer",
-    ),
-    "tweets": ("A number to predict", "how often was a tweet passed on, as a logarithm?"),
+_TASKS: Mapping[str, str] = {
+    "papers/fedhft/pairs": "Pairs of texts",
+    "papers/fedhft/spans": "Questions about a text",
+    "tweets": "A number to predict",
 }
 
 _OTHER = """## Other tasks
 
-We made these of real texts ([how](evidence.md#tasks-that-we-made)):
-
-{tasks}
-
-8 clients have 40 examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks. Numbers
-are as above, in the task's own metric: points, or by how much an RMSE is lower. *No model*: any
-answer to a pair, a passage drawn at random, the mean of a client's training rows. So little data
-and training hardly tells the methods apart.
+We made these of real texts ([what they ask](evidence.md#tasks-that-we-made)). 8 clients have 40
+examples each, and 9 rounds; MiniLM has LoRA on the last of its blocks. Numbers are as above, in the
+task's own metric: points, or by how much an RMSE is lower. *No model*: any answer to a pair, a
+passage drawn at random, the mean of a client's training rows. So little data and training hardly
+tells the methods apart.
 
 {table}
 """
