@@ -109,10 +109,16 @@ def _value(run: Run, field: str) -> str | None:
 def page() -> str:
     """The page, as Markdown."""
     results = found()
-    parts = [_TITLE, *findings(results), "", _SETTING, _TABLES]
+    parts = [_TITLE, *findings(results), "", _SETTING, _TABLES.format(seeds=_seeds(results))]
     for alpha in results.alphas:
         parts += [f"Dirichlet {alpha:g}:\n", _table(results, alpha), ""]
     return "\n".join([*parts, _TRIALS, _trials(), "", _CHATS, _chats()]).rstrip() + "\n"
+
+
+def _seeds(results: Results) -> str:
+    """How many seeds the methods have at the main epsilon."""
+    found = sorted({len(results.seeds(a, m)) for a in results.alphas for m in results.methods})
+    return f"{found[0]} seeds" if len(found) == 1 else f"{found[0]} to {found[-1]} seeds"
 
 
 def findings(results: Results) -> list[str]:
@@ -141,7 +147,7 @@ def _in_order(leads: Iterable[tuple[str, Paired]]) -> str:
 
 
 def _table(results: Results, alpha: float) -> str:
-    header = ["method", *(f"epsilon {level}" for level in LEVELS), "seeds"]
+    header = ["method", *(f"epsilon {level}" for level in LEVELS)]
     header += [f"epsilon {MAIN}, all seeds", "over local"]
     rows = []
     for method in results.methods:
@@ -149,7 +155,7 @@ def _table(results: Results, alpha: float) -> str:
         cells = [results.accuracy(alpha, method, level, [FIRST]) for level in LEVELS]
         lead = None if method == ALONE else results.lead(alpha, method, MAIN, seeds)
         rows.append([
-            method, *(_number(x) for x in cells), len(seeds),
+            method, *(_number(x) for x in cells),
             _number(results.accuracy(alpha, method, MAIN, seeds)),
             "" if lead is None else _interval(lead),
         ])  # fmt: skip
@@ -286,7 +292,7 @@ columns.
 _TABLES = """## Accuracy
 
 In percent: each client's own model on its own test examples, the mean over 200 clients. Columns by
-epsilon are of seed 0; the last two of all seeds at epsilon 8, with the difference to local and its
+epsilon are of seed 0; the last two of {seeds} at epsilon 8, with the difference to local and its
 95 % interval over clients and seeds.
 """
 
