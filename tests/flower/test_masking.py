@@ -176,16 +176,16 @@ def test_a_run_ends_although_a_round_with_the_sites_noise_ran_again(
     chosen = masked(rounds=2, cohort={"size": 5}, privacy=spent)
     direct = grid(chosen, tmp_path / "clients", nodes=1)
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:
-            raise Stop
+            raise StopError
         return reply
 
     direct.change = stop
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         far(direct, chosen, tmp_path / "far")
     out = far(grid(chosen, tmp_path / "clients", nodes=1), chosen, tmp_path / "far")
     assert [len(one["cohort"]) for one in history(out)] == [5, 0]
