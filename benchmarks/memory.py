@@ -3,7 +3,8 @@
 SmolLM2-135M-Instruct with LoRA of rank 8 on one thread; Adam. Each contender is a process of its
 own: a step on few tokens warms it up, then one step is measured: CPU time, and the memory that it
 adds to what is held before it. The first batch has 4 rows of 256 tokens. The ragged one has 8 rows,
-a third of whose 8 x 256 cells are tokens. Its packed rows are beside the same batch unpacked.
+a third of whose 8 x 256 cells are tokens. Its packed rows are beside the same batch unpacked. In
+conversations the last quarter of each row of the first batch is learned.
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py [--at-once 2]
 
@@ -53,6 +54,8 @@ CONTENDERS: dict[str, dict[str, Any]] = {  # settings of the model, the task and
     "nf4, bf16, checkpointing, micro_batch = 1": {
         "quantise": "nf4", "dtype": "bf16", "checkpointing": True, "micro_batch": 1,
     },
+    "conversations, whole logits": {"answers": True, "whole": True},
+    "conversations, the default": {"answers": True},
     "PEFT, fused attention": {"peft": "float32"},
     "PEFT, fused attention, bf16": {"peft": "bfloat16"},
     "ragged, the default": {"ragged": True},
@@ -74,7 +77,8 @@ def batch_of(lengths: list[int]) -> Batch:
 def ours(settings: dict[str, Any]) -> tuple[Callable[[Batch], float], float]:
     """A step of fedtailor: from a batch to its loss; and the model's bytes."""
     config = {n: settings[n] for n in ("attention", "dtype", "quantise") if n in settings}
-    backbone = load_model(ModelConfig("smollm2-135m", **config), "causal-lm", 0, 0)
+    kind = "instruct" if settings.get("answers") else "causal-lm"
+    backbone = load_model(ModelConfig("smollm2-135m", **config), kind, 0, 0)
     method = FedLoRA(rank=8)
     task = Task(backbone, method.adapt, checkpointing=settings.get("checkpointing", False))
     if settings.get("whole"):
@@ -82,6 +86,10 @@ def ours(settings: dict[str, Any]) -> tuple[Callable[[Batch], float], float]:
     micro = settings.get("micro_batch")
 
     def step(batch: Batch) -> float:
+        if settings.get("answers"):
+            labels = batch["input_ids"].clone()
+            labels[:, : labels.shape[1] * 3 // 4] = IGNORED
+            batch = {**batch, "labels": labels}
         if settings.get("pack"):
             lengths = batch["attention_mask"].sum(1).long().numpy()
             batch = {**batch, PACKED: places(lengths, micro)}
