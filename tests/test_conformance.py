@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
@@ -44,6 +45,7 @@ from fedtailor.methods.scaffold import Scaffold
 from fedtailor.objectives import OBJECTIVES
 from fedtailor.optim import Optimiser
 from fedtailor.params import ALIGNMENT
+from fedtailor.task.task import Task
 from fedtailor.testing import Case, Subject, checks
 from fedtailor.testing.check import refusal
 from fedtailor.testing.subjects import EQUAL, plan_of
@@ -287,6 +289,17 @@ def test_methods_that_cannot_train_a_kind_of_task_say_so_by_name(on: str, cases:
         reason = refusal(case.method, case.subject)
         assert bool(reason) == (name in kinds.refused(on)), reason
         assert not reason or (name in reason and "\n" not in reason)
+
+
+@pytest.mark.slow
+def test_before_any_training_a_model_is_the_pretrained_one() -> None:
+    plain = Task(kinds.backbone("instruct"))
+    ids = torch.arange(3, 15).view(2, 6)
+    batch = {"input_ids": ids, "attention_mask": torch.ones(2, 6)}
+    for name in METHODS:
+        if name not in kinds.refused("instruct"):
+            task = Task(kinds.backbone("instruct"), CASES[name].adapt)
+            assert task.pretrained_logits(batch).equal(plain.logits(plain.state, batch)), name
 
 
 @on_kinds(list(METHODS), slow=each_family)

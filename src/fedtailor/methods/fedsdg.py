@@ -186,6 +186,7 @@ class FedSDG(Method):
             layer = GatedLoRALinear(
                 base, self.rank, self.lora_alpha, self.form, self._private_std, backbone.lora
             )
+            nn.init.zeros_(layer.private.B)  # each client draws its own; without, it is the base
             layer.register_forward_pre_hook(_gate_of(model, block))
             return layer
 
