@@ -118,6 +118,13 @@ def test_the_page_on_security_says_who_sees_what_of_every_method() -> None:
     assert text == script["with_table"](text), "run: python docs/method_privacy.py"
 
 
+def test_a_methods_page_says_what_noise_does_not_cover() -> None:
+    released = {name: method.released for name, method in METHODS.items() if method.released}
+    assert len(released) == 14
+    for name, what in released.items():
+        assert f"noise does not cover {what}." in page(name)
+
+
 def test_every_method_has_its_picture() -> None:
     script = runpy.run_path(str(ROOT / "docs/method_pictures.py"))
     pictures = script["files"]()

@@ -153,6 +153,7 @@ class Method(ABC):
     sends_updates: ClassVar[bool] = False  # uploads are changes of what the client received
     # float tensors of an upload that are no part of the update: attacks and clipping leave them
     beside_update: ClassVar[tuple[str, ...]] = ()
+    released: ClassVar[str] = ""  # what clients send that noise on the mean of updates leaves open
     # nothing is sent: every client trains equally often, whoever takes part with other methods
     trains_alone: ClassVar[bool] = False
     # patterns of received tensors whose sizes may change from round to round

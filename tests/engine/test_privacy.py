@@ -214,14 +214,17 @@ def test_executors_draw_the_same_noise(method: Method, executor: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("fedsdg", "needs each client's own upload.* Set aggregation to uniform, or"),
-        ("fedmerge", "covers the mean of updates alone. Leave"),
-        ("pfedgate", "beside the update it sends touched"),
-        ("scaffold", r"beside the update it sends scaffold\.path"),
-        ("flexlora", "beside the update it sends rank"),
-        ("ifca", "beside the update it sends clusters"),
-        ("fedmd", "beside the update it sends scores"),
-        ("heterofl", "beside the update it sends kept units"),
+        (
+            "fedsdg",
+            "releases weights from each update's direction.* Set aggregation to uniform, or",
+        ),
+        ("fedmerge", "releases each client's weights of the models, and .* alone. Leave"),
+        ("pfedgate", "releases which blocks a client touched"),
+        ("scaffold", "releases the length of each client's path"),
+        ("flexlora", "releases each client's factors, by its rank"),
+        ("ifca", "releases the model that a client chose"),
+        ("fedmd", "releases its scores on public examples"),
+        ("heterofl", "releases which units a client has"),
     ],
 )
 def test_a_method_whose_uploads_noise_does_not_cover_is_refused(name: str, said: str) -> None:
@@ -315,6 +318,12 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
     text = to_text(table([read(whole)]))
     said = f"epsilon {lines[-1]['epsilon']:.4g} at delta {found.delta:.3g} after round 3"
     assert f"whole: fedper: {said}" in " ".join(text.split())
+    found_table = table([read(whole)])
+    assert {row.label: row.epsilon for row in found_table.rows} == {
+        "fedper": lines[-1]["epsilon"], "local": None,
+    }  # fmt: skip
+    told = f"Of privacy the rounds have spent epsilon {lines[-1]['epsilon']:.4g} with fedper."
+    assert told in found_table.verdicts[0].text
 
     with pytest.raises(InputError, match=r"the noise is for privacy\.epsilon = 20\.0 over 3"):
         ft.run(replace(EXPERIMENT, rounds=4), whole)

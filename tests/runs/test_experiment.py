@@ -187,6 +187,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load(tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
+def test_a_section_that_protects_nothing_is_refused(tmp_path: Path, section: str) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text(f"methods.fedavg = {{}}\n[{section}]  # nothing yet\n")
+    with pytest.raises(InputError, match=rf"\[{section}\] of .* is empty, so nothing is protected"):
+        load(path)
+
+
 def test_rows_that_a_client_could_hold_are_refused() -> None:
     def near(past: int, **data: Any) -> ft.Experiment:
         content = {"methods": {"fedmd": {}}, "data": {"name": "digits", **data}}

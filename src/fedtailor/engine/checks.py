@@ -76,9 +76,11 @@ def _check_releases(method: Method, task: Task, federation: Federation, plan: Pl
     beside = sorted(name for name in upload if name not in known)
     sent = f"; beside the update it sends {listed(beside, few=3)}" if beside else ""
     leave = "Set aggregation to uniform, or leave" if method.weighs_by_mean else "Leave"
+    what = f"needs each client's own upload, and {why}{sent}"
+    if noised and method.released:
+        what = f"releases {method.released}, and {why}"
     raise InputError(
-        f"{section}: {method.name} as configured needs each client's own upload, and {why}{sent}. "
-        f"{leave} the method or [{section}] out"
+        f"{section}: {method.name} as configured {what}. {leave} the method or [{section}] out"
     )
 
 

@@ -108,6 +108,7 @@ class FedALT(Method):
 
     name: ClassVar[str] = "fedalt"
     family: ClassVar[str] = "adapter"
+    released: ClassVar[str] = "each client's adapter by itself"
 
     mixing: Literal["adaptive", "fixed"] = "adaptive"
     weight: Annotated[float, Ge(0), Le(1)] = 0.5  # w_L, with mixing = "fixed"

@@ -137,6 +137,7 @@ class FedHFT(Method):
 
     name: ClassVar[str] = "fedhft"
     family: ClassVar[str] = "cluster"
+    released: ClassVar[str] = "the cluster of each client"
     sends_updates: ClassVar[bool] = True
 
     clusters: Annotated[int, Gt(0), Le(1000)] = 3

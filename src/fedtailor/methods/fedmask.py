@@ -102,6 +102,7 @@ class FedMask(Method):
 
     name: ClassVar[str] = "fedmask"
     family: ClassVar[str] = "sparse"
+    released: ClassVar[str] = "which mask a client has"
     by_token: ClassVar[bool] = True
 
     layers: tuple[str, ...] = ()  # patterns of module paths to mask; (): the last two

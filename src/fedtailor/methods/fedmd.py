@@ -57,6 +57,7 @@ class FedMD(FineTuning):
     name: ClassVar[str] = "fedmd"
     takes_parts: ClassVar[bool] = False
     family: ClassVar[str] = "mixture"
+    released: ClassVar[str] = "its scores on public examples"
     needs_public: ClassVar[bool] = True
     changing_sizes: ClassVar[tuple[str, ...]] = (f"*{_CONSENSUS}",)
 

@@ -124,6 +124,7 @@ class FedMerge(FineTuning):
 
     name: ClassVar[str] = "fedmerge"
     family: ClassVar[str] = "mixture"
+    released: ClassVar[str] = "each client's weights of the models"
     sends_updates: ClassVar[bool] = True
 
     models: Annotated[int, Gt(0), Le(1000)] = 10

@@ -159,6 +159,7 @@ class FedSDG(Method):
 
     name: ClassVar[str] = "fedsdg"
     family: ClassVar[str] = "adapter"
+    released: ClassVar[str] = "weights from each update's direction"
     sends_updates: ClassVar[bool] = True
 
     rank: Rank = 8

@@ -57,6 +57,7 @@ class FlexLoRA(Method):
 
     name: ClassVar[str] = "flexlora"
     family: ClassVar[str] = "adapter"
+    released: ClassVar[str] = "each client's factors, by its rank"
 
     rank: Ranks = 8
     lora_alpha: Alpha = 16.0

@@ -80,6 +80,7 @@ class FLoRA(Method):
 
     name: ClassVar[str] = "flora"
     family: ClassVar[str] = "adapter"
+    released: ClassVar[str] = "each client's factors, by its rank"
 
     rank: Ranks = 8
     lora_alpha: Alpha = 16.0

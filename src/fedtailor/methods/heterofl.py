@@ -57,6 +57,7 @@ class HeteroFL(Method):
 
     name: ClassVar[str] = "heterofl"
     family: ClassVar[str] = "sparse"
+    released: ClassVar[str] = "which units a client has"
     by_token: ClassVar[bool] = True
 
     widths: Annotated[tuple[Width, ...], MinLen(1)] = (1.0, 0.5, 0.25, 0.125, 0.0625)

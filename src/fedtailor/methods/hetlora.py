@@ -64,6 +64,7 @@ class HetLoRA(Method):
 
     name: ClassVar[str] = "hetlora"
     family: ClassVar[str] = "adapter"
+    released: ClassVar[str] = "each client's factors, by its rank"
     changing_sizes: ClassVar[tuple[str, ...]] = ("*.lora_A.*", "*.lora_B.*")
 
     gamma: Annotated[float, Gt(0), Le(1)] = 0.99

@@ -58,6 +58,7 @@ class IFCA(FineTuning):
 
     name: ClassVar[str] = "ifca"
     family: ClassVar[str] = "cluster"
+    released: ClassVar[str] = "the model that a client chose"
     beside_update: ClassVar[tuple[str, ...]] = ("clusters",)
 
     clusters: Annotated[int, Gt(0), Le(1000)] = 2

@@ -74,6 +74,7 @@ class LoRAFAIR(Method):
 
     name: ClassVar[str] = "lora-fair"
     family: ClassVar[str] = "adapter"
+    released: ClassVar[str] = "each client's factors, by its rank"
 
     lam: Annotated[float, Gt(0), Le(1e6)] = 0.01
     rank: Rank = 8

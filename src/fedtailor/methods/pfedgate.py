@@ -99,6 +99,7 @@ class PFedGate(Method):
     name: ClassVar[str] = "pfedgate"
     takes_parts: ClassVar[bool] = False
     family: ClassVar[str] = "sparse"
+    released: ClassVar[str] = "which blocks a client touched"
     sends_updates: ClassVar[bool] = True
 
     min_batch_size: ClassVar[int] = 2

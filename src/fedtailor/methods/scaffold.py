@@ -51,6 +51,7 @@ class Scaffold(FineTuning):
 
     name: ClassVar[str] = "scaffold"
     family: ClassVar[str] = "global"
+    released: ClassVar[str] = "the length of each client's path"
     sends_updates: ClassVar[bool] = True
     beside_update: ClassVar[tuple[str, ...]] = (_PATH,)
 

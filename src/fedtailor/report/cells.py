@@ -185,8 +185,9 @@ def _costs(comparison: Table) -> TextTable:
         "seconds": [seconds(row.seconds) for row in rows],
         "processor\nseconds": [seconds(row.cpu_seconds) for row in rows],
         "simulated\nseconds": [seconds(row.simulated_seconds) for row in rows],
+        "epsilon": ["-" if row.epsilon is None else f"{row.epsilon:.4g}" for row in rows],
     }
-    for name in ("processor\nseconds", "simulated\nseconds"):
+    for name in ("processor\nseconds", "simulated\nseconds", "epsilon"):
         if all(cell == "-" for cell in columns[name]):
             del columns[name]
     title = "Cost: bytes per client and round, parameters per client, seconds of the whole training"

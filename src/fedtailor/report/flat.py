@@ -57,6 +57,8 @@ def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     flat |= {} if row.before is None else _columns("before", row.before)
     if row.simulated_seconds is not None:
         flat["simulated_seconds"] = row.simulated_seconds
+    if row.epsilon is not None:
+        flat["epsilon"] = row.epsilon
     sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
     work = ("flops", "seconds", "cpu_seconds")
     return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}

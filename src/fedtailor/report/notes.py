@@ -17,7 +17,7 @@ from .names import privacy_name
 from .select import goes_on
 
 _BUDGETS = ("rounds", "local", "cohort")
-_SETTINGS = ("data", "split", "model")
+_SETTINGS = ("data", "split", "model", "privacy", "secure_aggregation", "faults")
 
 
 def _count(counts: Collection[int], noun: str) -> str:

@@ -109,6 +109,7 @@ class Row:
     seconds: float  # of all rounds, mean over seeds
     cpu_seconds: float | None  # of the clients' training, mean over seeds; None: not known
     simulated_seconds: float | None  # of all rounds, mean over seeds; None: not simulated
+    epsilon: float | None = None  # of privacy that is spent, the most of a seed; None: no noise
     untrained: Untrained | None = None  # clients whose private parts never trained
     group: int = 0  # of runs that have clients in common; only its rows are ranked together
 
@@ -200,6 +201,7 @@ def row_of(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
     """Return the row of a method, by ``metric``; its validation result is by ``chosen_by``."""
     costs = [trial.costs for trial in entry.trials if trial.costs is not None]
     down, up = traffic(entry)
+    spent = [trial.history[-1].epsilon for trial in entry.trials if trial.history]
     return Row(
         label=entry.label,
         run=str(entry.run.path),
@@ -220,6 +222,7 @@ def row_of(entry: Entry, metric: Metric, chosen_by: Metric, group: int) -> Row:
         seconds=mean(map(seconds, entry.trials)),
         cpu_seconds=mean_of(map(cpu_seconds, entry.trials)),
         simulated_seconds=mean_of(simulated_seconds(trial.history) for trial in entry.trials),
+        epsilon=max((one for one in spent if one is not None), default=None),
         untrained=untrained_of(entry, metric),
         group=group,
     )

@@ -7,6 +7,7 @@ where they divide the same data alike.
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
         _best(choice, best, differences),
         *_losses(best, against_alone, worse_off, metric),
         *_warnings(entries, differences, poor),
+        *_spent(rows),
         *(f"{label} {why}, so it can't be chosen." for label, why in choice.left_out.items()),
     ]
     if unequal or not alone:
@@ -188,6 +190,17 @@ def _warnings(
         yield f"More rounds may change the order: the last one is the best of {in_prose(short)}."
     if poor:
         yield f"{in_prose(poor)} did not learn: no better than each client's most frequent class."
+
+
+def _spent(rows: Sequence[Row]) -> Iterator[str]:
+    """Say what differential privacy costs; the notes have delta and the accountant."""
+    by: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.epsilon is not None:
+            by[f"{row.epsilon:.4g}"].append(row.label)
+    if by:
+        each = "; ".join(f"{epsilon} with {in_prose(labels)}" for epsilon, labels in by.items())
+        yield f"Of privacy the rounds have spent epsilon {each}."
 
 
 def _last_is_best(entry: Entry) -> bool:

@@ -94,6 +94,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         processes=1 if federation.remote or ranks > 1 else at_once(plan.engine, cohort),
         texts=_texts(plan, federation),
         privacy=_privacy(inputs),
+        masks=plan.secure_aggregation.words(cohort),
     )
 
 

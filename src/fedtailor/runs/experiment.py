@@ -173,6 +173,9 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
+_PROTECTING = {"privacy": "a clip, and noise or epsilon", "secure_aggregation": "a threshold"}
+
+
 def load(path: str | Path, settings: Settings = ()) -> Experiment:
     """The experiment of a file; see `read`. Its ``[tune]`` is for `fedtailor tune`."""
     return parse({key: value for key, value in read(path, settings).items() if key != "tune"})
@@ -189,6 +192,12 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     Raises InputError for no such file, not TOML, unknown keys, values out of range."""
     path = builtin.find(Path(path), builtin.experiments())
     content = read_toml(path)
+    for name, needed in _PROTECTING.items():
+        if content.get(name) == {}:
+            raise InputError(
+                f"[{name}] of {path} is empty, so nothing is protected: give it {needed}, or leave "
+                "the section out"
+            )
     content.setdefault("name", path.stem)
     content = changed(content, settings)
     _resolve_files(content, path.parent)

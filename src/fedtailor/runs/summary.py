@@ -83,6 +83,7 @@ class StartSummary:
     processes: int  # that may train at the same time, each with memory of its own
     texts: str = ""  # what models write in evaluations
     privacy: str = ""  # what the run spends of a client's privacy; empty: there is no noise
+    masks: str = ""  # what secure aggregation hides; empty: there is none
 
     @property
     def seconds(self) -> float:
@@ -134,6 +135,8 @@ class StartSummary:
             yield f"texts     {self.texts}"
         if self.privacy:
             yield f"privacy   {self.privacy}"
+        if self.masks:
+            yield f"masks     {self.masks}"
         yield f"model     {self.model}, {self.parameters:,} parameters"
         yield f"executor  {self.executor}, on {self.device}"
         if self.methods:

@@ -110,6 +110,7 @@ class TrackedTrial:
             "bytes/down": line.bytes_down,
             "bytes/up": line.bytes_up,
             "bytes/so_far": self._bytes,
+            "privacy/epsilon": math.nan if line.epsilon is None else line.epsilon,
         }
 
     def _of_timing(self, line: Timing) -> Values:
@@ -133,7 +134,7 @@ class TrackedTrial:
             if of_model:
                 found[f"reported/{short}/round"] = of_model["rounds"][0]
         sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
-        costs = (*sizes, "flops", "seconds", "simulated_seconds")
+        costs = (*sizes, "flops", "seconds", "simulated_seconds", "epsilon")
         found |= {f"reported/{name}": row[name] for name in costs if row[name] is not None}
         return {"reported/state": row["progress"] or "finished", **_numbers(found)}
 

@@ -41,6 +41,8 @@ def _scores(trial: TrialState, run: RunState) -> str:
     if trial.latest is not None and trial.best is not None:
         best = f"best {run.score(trial.best)} after round {trial.best.round}"
         text += f", validation {run.metric} {run.score(trial.latest)} ({best})"
+    if trial.epsilon is not None:
+        text += f", epsilon {trial.epsilon:.4g}"
     if trial.seconds_a_round is not None:
         text += f", {seconds_text(trial.seconds_a_round)} s a round"
     return text

@@ -66,6 +66,7 @@ class TrialState:
     latest_global: RoundScore | None = None
     best_global: RoundScore | None = None
     train_loss: float | None = None
+    epsilon: float | None = None  # of privacy that is spent
     seconds: float = 0.0
     seconds_a_round: float | None = None
     bytes: int = 0

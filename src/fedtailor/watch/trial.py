@@ -77,6 +77,7 @@ class FollowedTrial:
             latest_global=_score(shared, max(shared, default=0)),
             best_global=self._best(shared),
             train_loss=losses[max(losses)] if losses else None,
+            epsilon=max(self._curve("privacy/epsilon").values(), default=None),
             seconds=so_far,
             seconds_a_round=so_far / self.timed if self.timed else None,
             bytes=round(max(self._curve("bytes/so_far").values(), default=0)),

@@ -37,6 +37,13 @@ class SecureAggregationConfig:
         """Whether uploads are masked."""
         return self.threshold is not None
 
+    def words(self, clients: int) -> str:
+        """What is hidden in rounds of so many ``clients``; empty where nothing is."""
+        if not self.is_active:
+            return ""
+        least = self.least(clients)
+        return f"the server sees sums of updates alone; {least} of {clients} clients must stay"
+
     def least(self, clients: int) -> int:
         """How many of ``clients`` must stay; more than half, and two."""
         assert self.threshold is not None
