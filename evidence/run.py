@@ -54,8 +54,8 @@ from .shown import shown
 HERE = Path(__file__).parent
 MAP = HERE / "manifest.toml"
 CROSS = HERE / "manifest-cross.toml"
-PRIVACY = HERE / "manifest-privacy.toml"
-MANIFESTS = (MAP, HERE / "manifest-papers.toml", CROSS, PRIVACY)
+PAPERS, PRIVACY = HERE / "manifest-papers.toml", HERE / "manifest-privacy.toml"
+MANIFESTS = (MAP, PAPERS, CROSS, PRIVACY)
 RESULTS = HERE / "results.jsonl"
 EXPERIMENTS = HERE.parent / "experiments"
 
