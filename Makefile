@@ -37,9 +37,9 @@ test-track: ## Test the experiment trackers offline, in an environment of their 
 	.venv-track/bin/python -m pytest tests/trackers
 	.venv-track/bin/python -m pytest tests/trackers/offline
 
-test-oracles: ## Compare with TRL, in an environment of its own
+test-oracles: ## Compare with TRL, Opacus and prv-accountant, in an environment of its own
 	$(PYTHON) -m venv .venv-oracles
-	.venv-oracles/bin/python -m pip install -q -c constraints.txt -e ".[test]" trl==1.16.0
+	.venv-oracles/bin/python -m pip install -q -c constraints.txt -e ".[test]" trl==1.16.0 opacus==1.6.0 prv-accountant==0.2.0
 	OMP_NUM_THREADS=1 .venv-oracles/bin/python -m pytest tests/oracles
 
 house: $(VENV)/.installed ## Show the package's parts, their layers and circles of imports

@@ -91,8 +91,7 @@ def test_a_round_of_a_poisson_cohort(neighbours: Any) -> None:
 
 
 def test_many_rounds_of_poisson_cohorts_as_prv_accountant_has_them() -> None:
-    """prv-accountant 0.2.0 says that q = 0.05 and sigma = 1 spend between 10.987 and 10.997 in
-    1,000 rounds."""
+    """It says that q = 0.05 and sigma = 1 spend 10.987 in 1,000 rounds: tests/oracles."""
     spent = Account(1.0, 1e-5, 10_000, 500, 1000, True, "remove").spent(1000)
     assert spent.epsilon == pytest.approx(10.987, abs=0.01)
 

@@ -18,7 +18,7 @@ from tests.uploads.test_accounting import exact_epsilon
 
 
 def test_it_agrees_with_another_accountant() -> None:
-    """prv-accountant 0.2.0 bounds epsilon by 10.987 and 10.997 here."""
+    """prv-accountant says 10.987 here: tests/oracles."""
     account = RecordAccount(1.0, 1e-5, 1000, 0.05, 100, 10)
     assert 10.98 < account.spent(10).epsilon < 11.0
     assert account.spent(5).epsilon < 0.8 * account.spent(10).epsilon
