@@ -12,7 +12,7 @@ import torch
 from fedtailor.engine.checks import check, check_plan
 from fedtailor.engine.config import CohortConfig, EngineConfig, Plan
 from fedtailor.engine.faults import ClientFaults, FaultConfig
-from fedtailor.engine.prepare import memory_states
+from fedtailor.engine.prepare import first_costs, memory_states
 from fedtailor.engine.rounds import rounds
 from fedtailor.errors import InputError
 from fedtailor.method import Method
@@ -21,7 +21,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedsdg import FedSDG
-from fedtailor.params import Params, flat
+from fedtailor.params import Params, encode, flat
 from fedtailor.task.task import Task
 from fedtailor.uploads.accounting import PrivacyConfig
 from fedtailor.uploads.attacks import AttackConfig
@@ -60,8 +60,33 @@ def test_a_round_is_the_plain_one_to_a_step(method: Method) -> None:
     made = last_round(method, SIZES, rounds=1, secure_aggregation=SECURE)[0]
     plain = last_round(method, SIZES, rounds=1, cohort=PLAIN)[0]
     assert is_near(made.server, plain.server)
-    assert made.bytes_up == plain.bytes_up  # an int32 is as long as a float32
+    if not method.weighs_by_mean:
+        assert made.bytes_up == plain.bytes_up  # an int32 is as long as a float32
     assert not made.notes
+
+
+def test_both_passes_are_counted_as_they_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every client: the mean goes down again, its update and its weight go up again."""
+    passes, reweigh = list[tuple[Params, Params]](), Simulation.reweigh
+
+    def watched(clients: Simulation, setting: Any, masks: Any, mean: Params, uploads: Any) -> Any:
+        sent = reweigh(clients, setting, masks, mean, uploads)
+        passes.extend((mean, one) for one in sent.values())
+        return sent
+
+    monkeypatch.setattr(Simulation, "reweigh", watched)
+    method = FedSDG()
+    made = last_round(method, SIZES, rounds=1, secure_aggregation=SECURE)[0]
+    plain = last_round(method, SIZES, rounds=1, cohort=PLAIN)[0]
+    assert len(passes) == len(SIZES)
+    assert made.bytes_down == plain.bytes_down + sum(len(encode(mean)) for mean, _ in passes)
+    assert made.bytes_up == plain.bytes_up + sum(len(encode(sent)) for _, sent in passes)
+    assert made.costs is not None
+    assert sum(made.costs.up.values()) * len(SIZES) == made.bytes_up
+    assert {*made.costs.up} == {"int32", "header"}
+    task, federation = Task(digits_backbone(), method.adapt), digits_federation(SIZES)
+    before = first_costs(method, task, federation, Plan(1, secure_aggregation=SECURE))
+    assert (before.down, before.up) == (made.costs.down, made.costs.up)
 
 
 @pytest.mark.slow

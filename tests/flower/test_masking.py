@@ -224,6 +224,9 @@ def test_weights_by_the_mean_are_the_same_and_the_sites_keep_no_update(tmp_path:
     out = far(grid(chosen, tmp_path / "clients"), chosen, tmp_path / "far")
     one, other = (load_file(p / "methods/fedsdg/seed-0/server.safetensors") for p in (near, out))
     assert same_bits(one, other)
+    assert history(near, "fedsdg") == history(out, "fedsdg")
+    costs = [read_json(p / "methods/fedsdg/seed-0/costs.json") for p in (near, out)]
+    assert costs[0] | {"flops": None} == costs[1]
     assert not list(tmp_path.glob("clients/**/update.safetensors"))
 
 

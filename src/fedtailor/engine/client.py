@@ -246,7 +246,9 @@ class Training(_Clients):
             {name: value.cpu() for name, value in private.items()},
             loss.item(),
             refusal,
-            measure(self.method, self.task, inputs.received, private, packed),
+            measure(
+                self.method, self.task, inputs.received, private, packed, masked=self.chain.hidden
+            ),
             inputs.seconds,
             cpu_seconds,
             upload if request.masks is not None and self.method.weighs_by_mean else None,

@@ -16,6 +16,7 @@ from ..method import Method
 from ..params import Params, count
 from ..task.quantised import num_parameters
 from ..task.task import Task
+from ..uploads.secure.messages import WEIGHT
 from .malloc import give_back_freed_memory
 
 
@@ -70,17 +71,29 @@ class Costs:
     has_row: bool = False
 
 
-def measure(method: Method, task: Task, received: Params, private: Params, sent: Params) -> Costs:
-    """The costs of a client that got ``received``, holds ``private`` and sent ``sent``."""
+def measure(
+    method: Method, task: Task, received: Params, private: Params, sent: Params, *, masked: bool
+) -> Costs:
+    """The costs of a client that got ``received``, holds ``private`` and sent ``sent``; ``masked``:
+    as one of a sum, whose second pass, if the method has one, is counted with it."""
+    down, up = wire_bytes(received), wire_bytes(sent)
+    if masked and method.weighs_by_mean and sent:
+        mean = {name: value.float() for name, value in sent.items()}
+        weight = torch.zeros((), dtype=torch.int32)
+        down, up = _sum(down, wire_bytes(mean)), _sum(up, wire_bytes({**sent, WEIGHT: weight}))
     return Costs(
         trained=method.num_trained(task),
         communicated=count(sent),
         private=count(private),
         model=num_parameters(task.model),
-        down=wire_bytes(received),
-        up=wire_bytes(sent),
+        down=down,
+        up=up,
         has_row=type(method).fit_row is not Method.fit_row,
     )
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {dtype: one.get(dtype, 0) + other.get(dtype, 0) for dtype in {**one, **other}}
 
 
 def forget_peak_memory() -> None:

@@ -199,7 +199,9 @@ class GridExecutor(Executor):
         received, packed = send(request.client), to_device(payload, self.task.device)
         how = self.method, self.task, self.chain, self.schema
         accept_upload(*how, received, request, reply, packed)
-        costs = measure(self.method, self.task, received, self.first_private, payload)
+        costs = measure(
+            self.method, self.task, received, self.first_private, payload, masked=self.chain.hidden
+        )
         return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
 
     def _replies(
