@@ -280,6 +280,30 @@ def test_a_round_that_was_stopped_before_its_evaluation_is_not_trained_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["keys", "train", "sign_list"])
+def test_where_too_few_are_left_a_run_stops_but_once_the_values_are_there(
+    kind: str, tmp_path: Path
+) -> None:
+    chosen = masked(secure_aggregation={"threshold": 1.0}, evaluate={"every": 2})
+
+    def leaves(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return reply
+        order, _ = unpack(message.content, RoundRequest, ANY)
+        gone = message.metadata.dst_node_id == 103 and (order.kind, order.round) == (kind, 1)
+        return Message(Error(9, "away"), reply_to=message) if gone else reply
+
+    direct = grid(chosen, tmp_path / "clients", nodes=5)
+    direct.change = leaves
+    if kind == "sign_list":
+        out = far(direct, chosen, tmp_path / "far")
+        assert [len(line["cohort"]) for line in history(out)] == [0, 4]
+        return
+    with pytest.raises(InputError, match="; the same command goes on after round 0"):
+        far(direct, chosen, tmp_path / "far")
+
+
+@pytest.mark.slow
 def test_a_client_goes_on_from_the_round_before_one_that_came_to_nothing(tmp_path: Path) -> None:
     """A server that is stopped in the round after asks for the same as one that is not."""
     options: dict[str, Any] = {"rounds": 2, "cohort": {"size": 5}, "evaluate": {"every": 2}}
