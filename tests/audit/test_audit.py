@@ -117,6 +117,19 @@ def test_what_is_released_has_the_noise_of_the_run(by: Any, tmp_path: Path) -> N
     assert ("upload" in sent.updates) == (by == "server")
 
 
+def test_a_line_says_which_attacks_are_tried(tmp_path: Path) -> None:
+    more = {"privacy": PrivacyConfig(noise=2.0, clip=0.5)}
+    run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=1, **more)
+    trained = open_trained(run, None, data=digits(), backbone=backbone(0))
+    for canaries, says in ((2, "1 run without"), (3, "2 runs without")):
+        said = list[str]()
+        audit(trained, AuditPlan(batches=2, steps=2, canaries=canaries), said.append)
+        assert said[1:] == [
+            f"canaries: {says} training",
+            "inversion: up to 2 batches, 2 steps each",
+        ]
+
+
 def test_members_have_taken_part_by_the_round_of_the_model(tmp_path: Path) -> None:
     cohort = ft.CohortConfig(size=1)
     run = finished(tmp_path / "run", 0, Optimiser(lr=0.1), rounds=6, cohort=cohort)
@@ -203,7 +216,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]  # fmt: skip
     assert all(one["low"] <= one["value"] <= one["high"] for one in found)
     assert main(["audit", run, "--method", "local"]) == 0
-    assert "not tried: nothing is sent" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "not tried: nothing is sent" in told.out
+    assert "canaries" not in told.err
+    assert "inversion" not in told.err
+    assert main([*command[:4], "--batches", "1", "--steps", "1"]) == 0
+    told = capsys.readouterr()
+    assert "canaries" not in told.err
+    assert "inversion: up to 1 batch, 1 step each\n" in told.err
     for wrong, said in (
         (["--minutes", "-1"], "--minutes -1; allowed: 0 to"),
         (["--shadows", "1"], "--shadows 1: each row must be both held out"),

@@ -71,11 +71,10 @@ def audit(
         findings += by_likelihood(trained, models, plan.shadows, deadline)
     if plan.canaries:
         runs = -(-plan.canaries // trained.federation.num_clients)
-        say(f"canaries: {runs} runs without training, if there is noise")
-        findings += by_canaries(trained, runs, deadline)
+        findings += by_canaries(trained, runs, deadline, say)
     if plan.batches:
-        say(f"inversion: up to {plan.batches} batches, {plan.steps} steps each")
-        findings += by_inversion(trained, plan.batch_size, plan.batches, plan.steps, deadline)
+        each = plan.batch_size, plan.batches, plan.steps
+        findings += by_inversion(trained, *each, deadline, say)
     return findings
 
 

@@ -20,7 +20,7 @@ three numbers r. Repeated runs are one mechanism on all of their canaries.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -45,6 +45,7 @@ from ..optim import ClientContext
 from ..params import Params, flat, pick, unflat
 from ..runs.trained import TrainedMethod
 from ..task.task import Task
+from ..units import counted
 from ..uploads.accounting import Account
 from .finding import Finding, Floats
 
@@ -208,8 +209,10 @@ def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     return float(binom.sf(right - 1, guesses, p) + 2 * canaries * delta * slope)
 
 
-def by_canaries(trained: TrainedMethod, runs: int, deadline: float) -> list[Finding]:
-    """The bound beside the account of a run's rounds, at the same delta."""
+def by_canaries(
+    trained: TrainedMethod, runs: int, deadline: float, say: Callable[[str], object]
+) -> list[Finding]:
+    """The bound beside the account of a run's rounds, at the same delta; ``say`` as in `audit`."""
     method, federation, plan = trained.method, trained.federation, trained.experiment.plan
     account = plan.account(federation) if plan.privacy.of_clients else None
     attack = "canaries", "release", "epsilon at least"
@@ -217,6 +220,7 @@ def by_canaries(trained: TrainedMethod, runs: int, deadline: float) -> list[Find
         return Finding.none(*attack, "nothing is sent")
     if not isinstance(account, Account):
         return Finding.none(*attack, "without [privacy] for clients nothing is claimed of them")
+    say(f"canaries: {counted(runs, 'run')} without training")
     strict = replace(account, delta=min(_DELTA, account.delta))
     try:
         strict.check()

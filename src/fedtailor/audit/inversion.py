@@ -23,7 +23,7 @@ batch's tokens, and the rows that change most are taken for these.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +43,7 @@ from ..engine.prepare import client_works, first_server, first_states, with_leas
 from ..optim import Optimiser
 from ..params import Batch, Params, flat, pick, row, stack, subtract, to_device
 from ..runs.trained import TrainedMethod
+from ..units import counted
 from .finding import Finding, Floats, interval
 
 _SMOOTH = 1e-6  # alpha
@@ -77,24 +78,33 @@ class Sent:
 
 
 def by_inversion(
-    trained: TrainedMethod, size: int, count: int, steps: int, deadline: float
+    trained: TrainedMethod,
+    size: int,
+    count: int,
+    steps: int,
+    deadline: float,
+    say: Callable[[str], object] = lambda _: None,
 ) -> list[Finding]:
     """The attack on a batch of ``size`` rows, or of as few as the method trains on, of each of
-    ``count`` clients, in so many ``steps``."""
+    ``count`` clients, in so many ``steps``; ``say`` as in `audit`."""
     names, plan = ("inversion", "upload", "error left"), trained.experiment.plan
     if trained.method.trains_alone:
         return Finding.none(*names, "nothing is sent")
     if plan.privacy.of_records:
         return Finding.none(*names, "batches are drawn at random, with noise in each step")
+    if plan.secure_aggregation.is_active and not plan.privacy.of_clients:
+        return Finding.none(*names, "the server sees sums alone")
+    of_pictures = isinstance(trained.federation.dataset.inputs, Images)
+    each = f", {counted(steps, 'step')} each" if of_pictures else ""
+    say(f"inversion: up to {count:,} {'batch' if count == 1 else 'batches'}{each}")
     federation = with_least_batch(trained.method, trained.task, trained.federation, max(size, 2))
     size = max(size, federation.least_batch, trained.method.min_batch_size)
-    pictures = isinstance(federation.dataset.inputs, Images)
     found: dict[str, list[Floats]] = {}
     for sent in _sent(trained, federation, size, count):
         for target, update in sent.updates.items():
             if time.monotonic() > deadline:
                 continue
-            if pictures:
+            if of_pictures:
                 numbers = _errors(sent, update, federation, steps)
             else:
                 numbers = _words(trained, sent, update)
@@ -105,7 +115,7 @@ def by_inversion(
     if not found:
         masked = "the server sees sums alone" if plan.secure_aggregation.is_active else ""
         return Finding.none(*names, masked or "no time was left, or no client has so many rows")
-    make = _of_pictures if pictures else _of_words
+    make = _of_pictures if of_pictures else _of_words
     return [
         make(
             target,
