@@ -114,7 +114,7 @@ def test_a_client_that_drops_out_counts_as_one_that_changes_nothing() -> None:
 
 @pytest.mark.parametrize("on_divergence", ["stop", "skip"])
 def test_a_client_whose_numbers_are_not_finite_counts_as_one_that_changes_nothing(
-    on_divergence: Any, capsys: pytest.CaptureFixture[str]
+    on_divergence: Any,
 ) -> None:
     """Nobody else sees that it is so: a run that stops, or goes on without it, would tell."""
     plan = replace(PLAN, rounds=1, engine=EngineConfig("sequential", on_divergence=on_divergence))
@@ -124,7 +124,7 @@ def test_a_client_whose_numbers_are_not_finite_counts_as_one_that_changes_nothin
     assert last.cohort.clients == (0, 1, 2, 3, 4)
     assert not last.notes
     assert last.losses[2] == 0 < min(last.losses[k] for k in (0, 1, 3, 4))
-    assert "client 2 has trained head.bias to values that are not" in capsys.readouterr().err
+    assert last.unchanged == (2,)
     without = server_after(FedAvg(), replace(plan, faults=gone))
     for name, value in without.items():
         assert torch.allclose(last.server[name], value, atol=1e-7)

@@ -148,6 +148,36 @@ def test_sites_noise_their_records_as_in_one_process_with_the_same_secret(
     assert same_bits(*servers)
 
 
+@pytest.mark.slow
+def test_who_diverges_under_noise_is_named_on_stderr_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once a round in one process; over Flower each at its site."""
+    spent = {"noise": 2.0, "clip": 0.1, "delta": 0.1}
+    optimiser = {"optimiser": {"name": "sgd", "lr": 1e6, "weight_decay": 1e3}}
+    more = {"cohort": {"size": 2}, "local": {"batch_size": 4, "epochs": 4}}
+    chosen = experiment("fedbn", optimiser, rounds=1, privacy=spent, **more)
+    near = ft.run(chosen, tmp_path / "near", data=DIGITS, backbone=digits_backbone()).path
+    (cohort,) = (line["cohort"] for line in lines(near / "methods/fedbn/seed-0/history.jsonl"))
+    names = ", ".join(str(client) for client in cohort)
+    told = [line for line in capsys.readouterr().err.splitlines() if "change nothing" in line]
+    assert told == [
+        "fedtailor: fedbn, seed 0, round 1: under [privacy] these clients send that they change "
+        f"nothing, since their numbers are no longer finite: {names}"
+    ]
+    direct = grid(chosen, tmp_path / "clients")
+    far = serve(direct, chosen, tmp_path / "far", backbone=digits_backbone(), timeouts=QUICK)
+    told = [line for line in capsys.readouterr().err.splitlines() if "chang" in line]
+    assert len(told) == len(cohort)
+    for line in told:
+        assert line.startswith("fedtailor: fedbn, seed 0, round 1: ")
+        assert line.endswith("; under [privacy] it sends that it changes nothing")
+    for out in (near, far):
+        for path in (out / "run.log", out / "methods/fedbn/seed-0/history.jsonl"):
+            assert "finite" not in path.read_text()
+            assert "nothing" not in path.read_text()
+
+
 @pytest.mark.parametrize("level", ["client", "record"])
 def test_over_flower_noise_from_the_seed_is_refused(level: str, tmp_path: Path) -> None:
     privacy = {"level": level, "noise": 2.0, "clip": 0.1, "delta": 0.1, "secret": False}

@@ -17,7 +17,6 @@ from torch import Tensor
 from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
-from ..errors import announce
 from ..method import Method
 from ..objectives.objective import REFERENCE
 from ..optim import ClientContext
@@ -148,6 +147,7 @@ class ClientUpdate:
     data_seconds: float
     cpu_seconds: float
     kept: Params | None = None  # its upload, where a second pass needs it
+    unchanged: str = ""  # why it sends that it changes nothing, if so; no server elsewhere hears it
 
 
 @dataclass(frozen=True)
@@ -229,11 +229,11 @@ class Training(_Clients):
         cpu_seconds: float,
     ) -> ClientUpdate:
         upload, private, loss = outcome
-        at = self.chain.at(inputs.received, request.round, [request.client])
+        at, why = self.chain.at(inputs.received, request.round, [request.client]), ""
         refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
         if refusal is not None and any(isinstance(link, Private) for link in self.chain.links):
             # whether a round goes on without a client must not depend on its data
-            announce(f"{refusal.reason}; under [privacy] it sends that it changes nothing")
+            why = refusal.reason
             upload, private = {**upload, **at.unchanged(upload)}, inputs.private
             loss, refusal = torch.zeros_like(loss), None
         try:
@@ -252,6 +252,7 @@ class Training(_Clients):
             inputs.seconds,
             cpu_seconds,
             upload if request.masks is not None and self.method.weighs_by_mean else None,
+            why,
         )
 
 

@@ -141,6 +141,7 @@ class Loop:
             clip=clip,
             next_clip=self.chain.clip_now,
             faults=round_faults(plan, drawn, results, [counted[at] for at in present], number),
+            unchanged=tuple(sorted(results.unchanged)),
         )
 
     def _next(
@@ -263,6 +264,8 @@ class Loop:
                 place, client = places[request.client], request.client
                 refusal = result if isinstance(result, Refusal) else result.refusal
                 member, position = order[place], positions.get(client)
+                if isinstance(result, ClientUpdate) and result.unchanged:
+                    results.unchanged.append(client)
                 if refusal is not None:
                     results.refusals[place] = client, refusal
                     if isinstance(result, ClientUpdate):  # it has trained, and sends nothing

@@ -30,6 +30,7 @@ class CohortResults:
     losses: dict[int, float] = field(default_factory=dict)
     refusals: dict[int, tuple[int, Refusal]] = field(default_factory=dict)
     late: dict[int, float] = field(default_factory=dict)  # by client
+    unchanged: list[int] = field(default_factory=list)  # clients, as `Round.unchanged`
     seconds: float = 0.0
     trained: int = 0
     trained_steps: int = 0
@@ -109,6 +110,8 @@ class Round:
     privacy: Spent | None = None  # by all rounds so far; None: there is no noise
     clip: float | None = None  # of updates in this round, and in the next; None: always the same
     next_clip: float | None = None
+    # who sent under [privacy] that they change nothing; for stderr alone, and never over Flower
+    unchanged: tuple[int, ...] = ()
 
     @property
     def train_loss(self) -> float | None:

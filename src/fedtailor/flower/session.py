@@ -138,6 +138,11 @@ class Session:
                 announce(f"client {request.client}: {reason}")
             refused = DivergedError if update.refusal.diverged else InputError
             raise refused(told or reason)
+        if update.unchanged:
+            announce(
+                f"{message.label}, seed {message.seed}, round {message.round}: {update.unchanged}; "
+                "under [privacy] it sends that it changes nothing"
+            )
         assert update.private is not None
         if update.kept is not None:
             states.write_update(request.client, update.kept)

@@ -10,7 +10,7 @@ from typing import Any
 from ..data.federation import Federation
 from ..engine.participants import usual_cohort
 from ..engine.results import Round
-from ..errors import DivergedError, InputError, brief, whole_number
+from ..errors import DivergedError, InputError, announce, brief, whole_number
 from ..method import Method
 from ..store.bounds import BOUNDS, changed_bounds
 from ..store.committed import START_FILE, StartRecord, commit_of
@@ -195,6 +195,12 @@ def commit_rounds(
         store.commit(round_, trial.bounds if trial.bounds != before else {})
         for note in round_.notes:
             say(f"{title}, round {round_.number}: {note}")
+        if round_.unchanged:
+            names = ", ".join(trial.federation.name(client) for client in round_.unchanged)
+            announce(
+                f"{title}, round {round_.number}: under [privacy] these clients send that they "
+                f"change nothing, since their numbers are no longer finite: {names}"
+            )
         trial.progress.round(round_)
         before = trial.bounds
         if on_round and _stops(on_round, trial, round_):
