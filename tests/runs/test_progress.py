@@ -72,6 +72,17 @@ def test_the_time_left_is_each_methods_own(tmp_path: Path) -> None:
         assert shown._seconds_left() == pytest.approx(603, abs=0.1)
 
 
+def test_a_slow_round_takes_no_time_from_the_others(tmp_path: Path) -> None:
+    left = {("slow", 0): 2, ("other", 0): 8}
+    with Progress(tmp_path / "log", left, {"slow": 5.0, "other": 10.0}) as shown:
+        shown.begin(Stage("slow", "slow, seed 0", 2, {}), done=0)
+        assert shown._seconds_left() == pytest.approx(90, abs=0.1)
+        shown._round_begun -= 62  # writing of texts
+        assert shown._seconds_left() == pytest.approx(85, abs=0.1)
+        shown._left["slow"] = 0  # its last round has ended
+        assert shown._seconds_left() == pytest.approx(80, abs=0.1)
+
+
 @pytest.mark.usefixtures("talkative")
 def test_the_first_clients_say_more_about_a_round_than_one_step_did(tmp_path: Path) -> None:
     expected = {"slow": 1e4, "other": 1.0}

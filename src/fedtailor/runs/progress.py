@@ -170,12 +170,15 @@ class Progress:
 
     def _seconds_left(self) -> float:
         """The time of all rounds that are left, at each method's own pace, or else at the mean pace
-        of the others."""
+        of the others. A round that takes longer than expected takes nothing from the others."""
         every = [seconds for of_label in self._measured.values() for seconds in of_label]
         pace = self._pace | {label: mean(of) for label, of in self._measured.items()}
         usual = mean(every) if every else 0.0
         left = sum(count * pace.get(label, usual) for label, count in self._left.items())
-        return max(0.0, left - (time.monotonic() - self._round_begun))
+        if self._stage is None or not self._left[self._stage.label]:
+            return left
+        running = time.monotonic() - self._round_begun
+        return left - min(running, pace.get(self._stage.label, usual))
 
     def __enter__(self) -> Self:
         return self
