@@ -69,11 +69,32 @@ def test_other_separators_inside_cells_are_text(tmp_path: Path) -> None:
             "text,label\na,b\nc,d,e\n",
             "line 3 has 3 cells, and the lines before it 2; is a separator",
         ),
+        (
+            "a.csv",
+            'text,label\n"a\n\n",b\nc,d,e\n',
+            "line 5 has 3 cells, and the lines before it 2",
+        ),
         ("a.csv", 'text,label\na,b\n"c,d\n', "the quote that opens in row 2 after the header is"),
         (
             "a.jsonl",
             '{"text": "a"}\nno\n',
-            "the line after row 1 is not a JSON object; write one object in each line",
+            "line 2 is not a JSON object: 'no'; write one object in each line",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n\n{"text": \n{"text": "b"}\n',  # pandas names no line
+            """line 3 is not a JSON object: '{"text":'; write one object in each line""",
+        ),
+        ("a.jsonl", '{"text": "a"}\n["b"]\n', """line 2 is not a JSON object: '["b"]'; write"""),
+        (
+            "a.jsonl",
+            '{"a": 1}\n{"text": "b", "text": "c"}\n',
+            "line 2 has the key 'text' twice; leave one out",
+        ),
+        (
+            "a.json",
+            '{"text": "a"}\n{"text": \n',
+            "line 2 is not a JSON object: '{\"text\":'; write",
         ),
         ("a.parquet", "no parquet file", "it is no whole parquet file; write or copy it again"),
         ("a.arrow", "no arrow file at all", "it is no whole Arrow file; write or copy it again"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, brief
+from .json_lines import objects_of
 from .squad import answers_column, is_squad, squad_rows
 
 _CLIENT = "user"
@@ -93,10 +94,10 @@ def _parsed(file: Path) -> Any:
         except json.JSONDecodeError as error:
             if not error.msg.startswith("Extra data"):
                 raise
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
+            return [*objects_of(text.split("\n"), str(file))]
     except UnicodeDecodeError:
         raise InputError(f"can't read {str(file)!r}: it is not UTF-8; save it as UTF-8") from None
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"can't read {str(file)!r} as JSON: {error}") from None
 
 

@@ -5,10 +5,13 @@ The cells of a csv file are texts. A whole column of labels or clients may becom
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +23,7 @@ from . import class_folders, conll
 from .by_user import files_of, rows_by_user
 from .config import DataConfig
 from .images import PICTURES
+from .json_lines import objects_of
 from .names import check_names
 from .roles import named_pair, usual_column
 
@@ -61,10 +65,6 @@ _REASONS = (  # how pandas and pyarrow say it, and how a reader of the file does
         r"Buffer overflow caught",
         "a line does not end, or has far more cells than the others; put cells with separators or "
         "line ends in quotes",
-    ),
-    (
-        r"JSON parse error: .* in row (\d+)",
-        "the line after row {0} is not a JSON object; write one object in each line",
     ),
     (
         r"Parquet magic bytes not found|Parquet file size is",
@@ -213,8 +213,8 @@ def _by_datasets(path: Path, name: str) -> Any:
     from datasets.utils import logging
     from datasets.utils.logging import disable_progress_bar, enable_progress_bar
 
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
     verbosity = logging.get_verbosity()
     disable_progress_bar()
     logging.set_verbosity(logging.CRITICAL)  # an error is told once, by the one raised below
@@ -226,7 +226,11 @@ def _by_datasets(path: Path, name: str) -> Any:
             # the cache itself goes by the file's time
             cache_dir=str(cache_dir() / "datasets" / digest),
         )
-    except (DatasetsError, ValueError, OSError) as error:
+    except (DatasetsError, ValueError, TypeError, OSError) as error:
+        if FORMATS[path.suffix] == "json":
+            with path.open(encoding="utf-8-sig", newline="\n") as file:
+                for _ in objects_of(file, name):
+                    pass
         raise _unreadable(name, error.__cause__ or error) from None
     finally:
         logging.set_verbosity(verbosity)
@@ -284,10 +288,26 @@ def _csv_table(path: Path, name: str) -> Any:
         frame = pandas.read_csv(path, na_values=[""], **texts)
         if not isinstance(frame.index, pandas.RangeIndex):
             raise ValueError("row 1 has more fields than the header")
-    except ValueError as error:  # pandas' errors are among them
+    except pandas.errors.ParserError as error:
+        raise _unreadable(name, _with_line(error, path, texts["sep"])) from None
+    except ValueError as error:  # pandas' other errors are among them
         raise _unreadable(name, error) from None
     schema = pyarrow.schema([(column, "string") for column in frame.columns])
     return _dataset(pyarrow.Table.from_pandas(frame, schema, preserve_index=False))
+
+
+def _with_line(error: ValueError, path: Path, separator: str) -> ValueError:
+    """pandas' error with the line of the file; pandas counts one with line ends in quotes once."""
+    csv.field_size_limit(sys.maxsize)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator)
+
+        def line(found: re.Match[str]) -> str:
+            for _ in islice(reader, int(found[0]) - 1):
+                pass
+            return str(reader.line_num + 1)
+
+        return ValueError(re.sub(r"(?<=fields in line )\d+", line, str(error)))
 
 
 def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:

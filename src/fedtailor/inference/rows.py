@@ -227,7 +227,10 @@ def _csv(content: str, source: str) -> list[dict[str, Any]]:
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
         check_column_names(reader.fieldnames or ())
         table = list(reader)
-    except (csv.Error, ValueError) as error:
+    except csv.Error as error:
+        where = f"line {reader.reader.line_num}"
+        raise InputError(f"can't read {source} as a csv file: {where}: {error}") from None
+    except ValueError as error:
         raise InputError(f"can't read {source} as a csv file: {error}") from None
     for number, row in enumerate(table, 1):
         if None in row or None in row.values():
