@@ -16,6 +16,7 @@ from fedtailor.layers.parts import (
     units,
 )
 from fedtailor.layers.trainable import choose_trainable
+from fedtailor.objectives import CausalLM
 from fedtailor.task.backbone import Backbone
 from fedtailor.task.task import Task
 from tests.small import digits_backbone
@@ -68,8 +69,11 @@ def test_private_parts_are_chosen_by_pattern_or_are_the_head() -> None:
     assert chosen == {name for name in task.state if name.startswith(("conv.", "norm."))}
     with pytest.raises(InputError, match=r"'haed' names no part .*: conv, norm, hidden, head$"):
         matching(task, ("head", "haed"))
-    with pytest.raises(InputError, match="no recognised task head"):
+    with pytest.raises(InputError, match=r"recognised task head; name its modules in model.head"):
         matching(Task(Backbone(nn.Linear(2, 2))), ())
+    writes = Backbone(nn.Sequential(nn.Linear(2, 2)), objective=CausalLM())
+    with pytest.raises(InputError, match=r"task head; name the private parts .*; its parts: 0$"):
+        matching(Task(writes), ())
     assert not any(matching(task, None)(name) for name in task.state)
 
 

@@ -153,18 +153,21 @@ def _matching(task: Task, patterns: tuple[str, ...] | None) -> Callable[[str], b
     paths = tuple(path for path, _ in task.model.named_modules() if path)
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
-            parts = patterns_of(chain(*units(task.model)))
             raise InputError(
-                f"{pattern!r} names no part of model {task.backbone.name!r}; its parts: {parts}"
+                f"{pattern!r} names no part of model {task.backbone.name!r}; {_its_parts(task)}"
             )
     if not patterns and not task.backbone.head:
-        raise InputError(
-            f"model {task.backbone.name!r} has no recognised task head; name its modules in "
-            f"model.head, or the private parts in the method"
-        )
+        way = "name its modules in model.head, or the private parts in the method"
+        if task.backbone.objective.num_outputs(0) is None:  # whose output layer may be a tied one
+            way = f"name the private parts in the method; {_its_parts(task)}"
+        raise InputError(f"model {task.backbone.name!r} has no recognised task head; {way}")
     chosen = [p for p in paths if any(fnmatchcase(p, pattern) for pattern in patterns)]
     prefixes = tuple(f"{path}." for path in (chosen if patterns else task.backbone.head))
     return lambda name: name.startswith(prefixes)
+
+
+def _its_parts(task: Task) -> str:
+    return f"its parts: {patterns_of(chain(*units(task.model)))}"
 
 
 def check_split(task: Task, field: str, patterns: tuple[str, ...] | None) -> None:

@@ -92,6 +92,11 @@ class PFedMoE(FineTuning):
     trainable: Literal["full", "lora"] = field(default="full", kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
+        if backbone.objective.per_token:
+            raise InputError(
+                f"pfedmoe weighs whole examples, and its gate would see the tokens to predict; "
+                f"the task {backbone.objective.name!r} predicts tokens"
+            )
         if not backbone.head:
             raise InputError(
                 f"model {backbone.name!r} has no recognised task head, which pfedmoe's experts "
@@ -107,11 +112,6 @@ class PFedMoE(FineTuning):
         return Experts(model, backbone.head, gate, source)
 
     def check(self, task: Task, num_clients: int, cohort_size: int, rounds: int) -> None:
-        if task.backbone.objective.per_token:
-            raise InputError(
-                f"pfedmoe weighs whole examples, and its gate would see the tokens to predict; "
-                f"the task {task.backbone.objective.name!r} predicts tokens"
-            )
         if not any(name.startswith(_SHARED) for name in task.trained):
             raise InputError(
                 f"pfedmoe shares all but the task head, and layers = {list(self.layers)} trains "
