@@ -165,6 +165,10 @@ def tower() -> nn.Module:
         (["left.*.a"], (("left.0.a",), ("left.1.a",))),
         (["left.*"], (("left.0.a", "left.0.b"), ("left.1.a", "left.1.b"))),
         (["*.1.b", "out"], (("left.1.b",), ("right.1.b",), ("out",))),
+        (
+            ["all-linear", "out"],
+            (*((f"{s}.{n}.a", f"{s}.{n}.b") for s in ("left", "right") for n in (0, 1)), ("out",)),
+        ),
     ],
 )
 def test_patterns_choose_linear_layers(targets: list[str], blocks: Any) -> None:

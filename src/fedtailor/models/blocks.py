@@ -69,9 +69,9 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
 
     ``targets`` are patterns of the paths of ``nn.Linear`` modules, where ``*`` stands for anything,
     dots too. Paths that agree up to their first number are one block; a path without a number is a
-    block by itself. ``all-linear`` alone: all in numbered layers but a task head's. Without
-    targets, they are those of the model's type in ``PROJECTIONS``, also of
-    a wrapped model; none if that isn't known.
+    block by itself. ``all-linear`` stands for all in numbered layers but a task head's. Without
+    targets, they are those of the model's type in ``PROJECTIONS``, also of a wrapped model; none if
+    that isn't known.
 
     Raises:
         InputError: a pattern matches no linear layer's path.
@@ -82,10 +82,11 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
     """
     if targets:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        if tuple(targets) == (ALL_LINEAR,):
+        if ALL_LINEAR in targets:
             head = tuple(f"{path}." for path in find_head(model))
-            linear = [name for name in linear if not f"{name}.".startswith(head)]
-            targets = [name for name in linear if _NUMBER.search(f".{name}.")]
+            body = [name for name in linear if not f"{name}.".startswith(head)]
+            others = [pattern for pattern in targets if pattern != ALL_LINEAR]
+            targets = [*(name for name in body if _NUMBER.search(f".{name}.")), *others]
         return _group(_match(linear, targets, "targets"))
     ends = PROJECTIONS.get(model_type(model), ())
     known = [_pattern(end) for end in ends]

@@ -30,7 +30,7 @@ class ModelConfig:
     # text classification: "mean" over the real tokens and a linear head, or "native", the
     # architecture's own classifier (decoders: the last real token); None: the built-in's, or native
     pooling: Literal["mean", "native"] | None = None
-    # patterns of the projections to adapt, or "all-linear" alone; (): by model type
+    # patterns of the projections to adapt, or "all-linear"; (): by model type
     targets: tuple[str, ...] = ()
     lora: LoRAOptions = field(default=LoRAOptions())
     head: tuple[str, ...] = ()  # patterns of the task head's modules; (): those with a usual name
