@@ -15,6 +15,10 @@ SGD, ADAM = ({"name": name, "lr": 0.1} for name in ("sgd", "adam"))
     [
         ({"split": {"scheme": "iid", "clients": 3, "alpha": 0.1}}, "split.alpha = 0.1"),
         ({"split": {"scheme": "shards", "clients": 3, "clusters": 2}}, "split.clusters = 2"),
+        (
+            {"split": {"scheme": "shards", "clients": 3, "cluster_sizes": [1, 2]}},
+            "split.cluster_sizes = [1, 2] has",
+        ),
         ({"data": {"path": "a.csv", "client": "ward"}}, "data.client = 'ward' does not say who"),
         ({"schedule": {"final": 0.1}}, "schedule.final = 0.1"),
         ({"schedule": {"name": "linear", "warmup_rounds": 2}}, "schedule.warmup_rounds = 2"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from ..task.packing import check_packing
 from ..task.task import Task
 from ..user_code import FROM_PYTHON, portable
 from .experiment import Experiment
+from .fields import as_written
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,11 @@ class Inputs:
             method.check_batch(task, two)
             with_least_batch(method, task, self.federations[seed], self.experiment.local.batch_size)
         if unused:
+            given = [(f.name, getattr(lora, f.name)) for f in fields(lora)]
+            changed = [(n, v) for n, v in given if v != getattr(LoRAOptions(), n)]
             raise InputError(
-                f"model.lora = {lora} has no effect: no method adds LoRA; leave it out"
+                f"{', '.join(f'model.lora.{n} = {as_written(v)}' for n, v in changed)} has no "
+                "effect: no method adds LoRA; leave it out"
             )
         return task.device
 

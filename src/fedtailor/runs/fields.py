@@ -87,6 +87,19 @@ _REASONS = {  # in other words than pydantic's
 }
 
 
+def as_written(value: Any) -> str:
+    """Return a field's value as an experiment file has it.
+
+    >>> as_written(True), as_written((1, 2)), as_written("sgd"), as_written(None)
+    ('true', '[1, 2]', "'sgd'", "'none'")
+    """
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr("none" if value is None else value)
+
+
 def _entries(kind: type, values: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
         raise InputError(f"{where} must be a list of tables, got {brief(values)}")

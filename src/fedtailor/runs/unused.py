@@ -10,6 +10,7 @@ from ..method import FineTuning, Method
 from ..objectives.objective import Objective
 from ..optim import Optimiser
 from .experiment import Experiment
+from .fields import as_written
 
 Needed = Mapping[str, tuple[str, ...]]
 """By a section's field: another field of it, and the values of that one under which it counts."""
@@ -87,6 +88,6 @@ def _unused(name: str, section: Any, needed: Needed, usual: Any = None) -> Itera
         if value not in (defaults[field], getattr(usual, field, None)) and chosen not in allowed:
             known = " or ".join(repr(one) for one in allowed if one != "auto")  # may do without
             yield (
-                f"{name}.{field} = {value} has no effect where {name}.{by} is {chosen!r}; it is "
-                f"for {known}"
+                f"{name}.{field} = {as_written(value)} has no effect where {name}.{by} is "
+                f"{chosen!r}; it is for {known}"
             )
