@@ -201,6 +201,9 @@ def test_rows_that_teach_nothing_are_named(tokenizer: Any) -> None:
     missing = pd.array(["is", None, "free"], "string")
     (note,) = load(prompt=["a", "bed", "is"], response=missing).omissions
     assert note.text == "1 row in which the assistant says nothing, left out"
+    for empty in (missing[1:2], [float("nan")], [" "]):
+        with pytest.raises(InputError, match=r"^every answer in column 'response' is empty; name"):
+            load(prompt=["a"], response=empty)
     with pytest.raises(InputError, match="nothing in any conversation; roles: bing, user; allowed"):
         load(messages=[[CHAT[1], {"from": "Bing", "value": "is"}]])
     with pytest.raises(InputError, match="takes one column"):
