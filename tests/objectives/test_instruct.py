@@ -204,6 +204,13 @@ def test_rows_that_teach_nothing_are_named(tokenizer: Any) -> None:
     for empty in (missing[1:2], [float("nan")], [" "]):
         with pytest.raises(InputError, match=r"^every answer in column 'response' is empty; name"):
             load(prompt=["a"], response=empty)
+    ward = pd.DataFrame({"prompt": ["a"], "response": ["b"], "ward": ["c"]})
+    for text, said in (
+        ("nope", "no column 'nope' for .*; columns: prompt, response, ward$"),
+        ("ward", "input and data.client are both column 'ward'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ft.Data.from_pandas(ward, text=text, client="ward", task="instruct")
     with pytest.raises(InputError, match="nothing in any conversation; roles: bing, user; allowed"):
         load(messages=[[CHAT[1], {"from": "Bing", "value": "is"}]])
     with pytest.raises(InputError, match="takes one column"):

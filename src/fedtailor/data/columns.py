@@ -166,14 +166,15 @@ def joined_inputs(
     columns = [name for name in columns if name != config.client]
     used = objective.joined(columns, config.text, second, label)
     for name in filter(None, used):
-        find_column(columns, name, (), "data.text, data.text_pair or data.label")
-    check_roles([*filter(None, used[:-1])], [used[-1]] if used[1:] else [], None, "data.")
+        find_column(every, name, (), "data.text, data.text_pair or data.label")
+    sources, labels = [*filter(None, used[:-1] or used)], [used[-1]] if used[1:] else []
+    check_roles(sources, labels, config.client, "data.")
     fills = bool(config.templates) and config.client in every
     if (answered and not used[-1]) or not (fills or any(used[-3:-1] or used)):
         raise InputError(
             f"no columns have usual names for the task {objective.name!r}: "
             f"{objective.needed_columns}; name them with data.text and data.label; columns: "
-            f"{', '.join(columns)}"
+            f"{', '.join(every)}"
         )
     cells = [cells_of(name) if name else None for name in used]
     answers = cells[-1] if answered and len(used) > 2 else None
