@@ -8,7 +8,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.data.config import DataConfig, SplitConfig
-from fedtailor.export.card import card, division
+from fedtailor.export.card import _served, card, division
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,13 @@ def test_a_card_says_who_trained_the_model(
     lines = card(EXPERIMENT, about, [], joined).splitlines()
     assert sentence in lines
     assert f"| data | {data} |" in lines
+
+
+@pytest.mark.parametrize(
+    ("client", "name"),
+    [("sales", "sales"), ("0", "0"), ("north-2", "north-2"), ("a b", "client"), (None, "client")],
+)
+def test_vllm_serves_an_adapter_by_its_clients_name(client: str | None, name: str) -> None:
+    network, settings = {"source": "base"}, {"rank": 4}
+    about = {"client": client, "task": "causal-lm", "network": network, "settings": settings}
+    assert f" --lora-modules {name}=.\n" in _served(about)[1]

@@ -108,7 +108,7 @@ def test_a_language_model_reads_and_writes(folder: Path, tmp_path: Path) -> None
     assert len(said[2]) < 10
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert (config["r"], config["task_type"]) == (4, "CAUSAL_LM")  # two branches of rank 2
-    command = f"vllm serve {folder} --enable-lora --max-lora-rank 8 --lora-modules client=."
+    command = f"vllm serve {folder} --enable-lora --max-lora-rank 8 --lora-modules 1=."
     assert command in (adapter / "README.md").read_text()
 
 

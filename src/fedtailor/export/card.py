@@ -18,6 +18,7 @@ from ..runs.experiment import Experiment
 from ..store.metrics import bare, is_percentage
 from .scores import SplitScore
 
+_PLAIN = re.compile(r"\w[\w.-]*", re.ASCII)  # what a command line takes as it is
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256)  # what its --max-lora-rank may be; 16 without it
 
 
@@ -218,7 +219,9 @@ def _served(about: Mapping[str, Any]) -> list[str]:
     if task != "CAUSAL_LM" or wide is None:
         return []
     base = about["network"]["source"] or "BASE"
-    command = f"vllm serve {base} --enable-lora --max-lora-rank {wide} --lora-modules client=."
+    client = str(about["client"] or "")
+    name = client if _PLAIN.fullmatch(client) else "client"
+    command = f"vllm serve {base} --enable-lora --max-lora-rank {wide} --lora-modules {name}=."
     return [
         f"Its rank is {rank}. vLLM serves it, beside the adapters of other clients:",
         f"```\n{command}\n```",
