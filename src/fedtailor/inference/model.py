@@ -195,7 +195,7 @@ def examples_of(opened: Opened, inputs: Any) -> Tokens | Images:
     backbone = opened.task.backbone
     are_pairs, goes_on = bool(data.get("pair")), backbone.objective.generates
     if goes_on:
-        max_length = (window_of(opened.task) or _MOST) - 1
+        max_length = (window_of(opened.task.backbone) or _MOST) - 1
     examples = text_examples(
         inputs, backbone.tokenizer, max_length, backbone.objective, are_pairs=are_pairs
     )

@@ -28,6 +28,7 @@ from ..store.committed import commit_of
 from ..store.format import trial_folder
 from ..task.backbone import Backbone
 from ..task.quantised import num_parameters
+from ..task.writing import window_of
 from ..units import si
 from ..user_code import portable
 from .build import Inputs, device_of
@@ -67,7 +68,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         pair=dataset.pair,
         targets="" if targets is None else dataset.objective.summary(targets, dataset.classes),
         tokens=None if federation.remote else _tokens(dataset),
-        max_length=dataset.max_length,
+        max_length=min(dataset.max_length, window_of(backbone) or dataset.max_length),
         clients=federation.num_clients,
         client_names=names if len(names) <= FEW else (),
         train=_size_summary(federation.partition.train.sizes()),
@@ -92,7 +93,7 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
         ],
         memory_mb=peak_memory_mb(),
         processes=1 if federation.remote or ranks > 1 else at_once(plan.engine, cohort),
-        texts=_texts(plan, federation),
+        texts=_texts(plan, federation, backbone),
         privacy=_privacy(inputs),
         masks=plan.secure_aggregation.words(cohort),
     )
@@ -115,7 +116,7 @@ def _privacy(inputs: Inputs) -> str:
     return plan.privacy_words(federation) + cut + usual + known
 
 
-def _texts(plan: Plan, federation: Federation) -> str:
+def _texts(plan: Plan, federation: Federation, backbone: Backbone) -> str:
     """Say what models write in the evaluations of a method with a seed, at most."""
     config = plan.evaluate
     if not config.generate.examples:
@@ -125,12 +126,21 @@ def _texts(plan: Plan, federation: Federation) -> str:
     held_out = (federation.num_rows(client, split) for client in clients for split in SPLITS)
     answers = sum(min(config.generate.examples, rows) for rows in held_out)
     models = 2 if config.global_model else 1
-    most = times * models * answers * config.generate.tokens
+    tokens = _most_written(backbone, config.generate.tokens)
+    most = times * models * answers * tokens
     return (
-        f"{answers:,} answers for {len(clients):,} clients, of at most {config.generate.tokens} "
-        f"tokens, by {'own and global models' if models > 1 else 'own models'}, after {times} of "
+        f"{answers:,} answers for {len(clients):,} clients, of at most {tokens} tokens, "
+        f"by {'own and global models' if models > 1 else 'own models'}, after {times} of "
         f"{plan.rounds} rounds: at most {si(most)} tokens for each method and seed"
     )
+
+
+def _most_written(backbone: Backbone, tokens: int) -> int:
+    """The most tokens of an answer that may have so many; a prompt takes one or more of a decoder's
+    window."""
+    window = window_of(backbone)
+    in_prompt = 0 if backbone.objective.has_decoder else 1
+    return tokens if window is None else min(tokens, window - in_prompt)
 
 
 def _whole_models(

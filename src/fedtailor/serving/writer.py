@@ -98,7 +98,7 @@ class Writer(threading.Thread):
 
     def _write(self, answers: Sequence[Answer], states: Sequence[Params | None]) -> None:
         task, method = self._models.opened.task, self._models.opened.method
-        tokenizer, window = task.backbone.tokenizer, window_of(task)
+        tokenizer, window = task.backbone.tokenizer, window_of(task.backbone)
         spoken = [Spoken(tokenizer, one.pieces.put, one.stops) for one in answers]
 
         def said(row: int, token: int) -> bool:

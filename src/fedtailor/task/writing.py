@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..objectives.objective import IGNORED
 from ..params import Batch, Params, stack
+from .backbone import Backbone
 from .task import Task
 
 Ids = Sequence[int]
@@ -175,9 +176,9 @@ def can_share(task: Task) -> bool:
     return remembers(task) and has_masks and not task.backbone.objective.has_decoder
 
 
-def window_of(task: Task) -> int | None:
+def window_of(backbone: Backbone) -> int | None:
     """Return how many tokens the model reads at most; None: any number, or unknown."""
-    prepare, config = task.backbone.prepare, getattr(task.backbone.model, "config", None)
+    prepare, config = backbone.prepare, getattr(backbone.model, "config", None)
     most = getattr(prepare, "max_length", None) or getattr(config, "max_position_embeddings", None)
     return most if isinstance(most, int) else None
 
@@ -204,7 +205,7 @@ def write(
             outputs of the model.
         said: is told of each token at once.
     """
-    window, has_decoder = window_of(task), task.backbone.objective.has_decoder
+    window, has_decoder = window_of(task.backbone), task.backbone.objective.has_decoder
     read = [0 if has_decoder else len(prompt) for prompt in prompts]
     wanted = [most] * len(prompts) if isinstance(most, int) else most
     room = [
