@@ -91,6 +91,8 @@ class _Scored(torch.autograd.Function):
                 slope = torch.where(is_real[:, None], slope, 0)
             found.append((loss, (best == labels).to(loss), slope))
         columns = [torch.cat(column) for column in zip(*found, strict=True)]
+        if targets.is_cuda:
+            return tuple(columns)
         full = [one.new_zeros(len(targets), *one.shape[1:]) for one in columns]
         for one, column in zip(full, columns, strict=True):
             one[kept] = column
