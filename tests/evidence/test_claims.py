@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import instructions
 from evidence.claims import PAGE, claims, commands, main, page, repeated
+from evidence.instructions import FILE, found
 from evidence.rates import TUNED
 from evidence.run import EXPERIMENTS, Run, execute, lines, planned
 from evidence.verdicts import DIRECTION, HOLDS, NOT_HERE, NOT_RUN, Results, outcome, runs
@@ -28,8 +28,8 @@ def test_every_run_that_a_claim_needs_is_planned() -> None:
 def test_every_run_of_a_paper_s_experiment_is_on_the_page() -> None:
     """A run whose result nobody likes is not left out; the table on instructions has others."""
     shown = {run for claim in claims() for run in runs(claim)}
-    for method, seeds in instructions.found().items():
-        shown |= {Run(instructions.FILE, (), method, seed) for seed in seeds}
+    for method, seeds in found().items():
+        shown |= {Run(FILE, (), method, seed) for seed in seeds}
     kept = {
         Run(line["file"], tuple(line["set"]), line["method"], line["seed"])
         for line in lines()
