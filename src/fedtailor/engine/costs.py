@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,8 @@ def measure(
     if masked and method.weighs_by_mean and sent:
         mean = {name: value.float() for name, value in sent.items()}
         weight = torch.zeros((), dtype=torch.int32)
-        down, up = _sum(down, wire_bytes(mean)), _sum(up, wire_bytes({**sent, WEIGHT: weight}))
+        down = dict(Counter(down) + Counter(wire_bytes(mean)))
+        up = dict(Counter(up) + Counter(wire_bytes({**sent, WEIGHT: weight})))
     return Costs(
         trained=method.num_trained(task),
         communicated=count(sent),
@@ -90,10 +92,6 @@ def measure(
         up=up,
         has_row=type(method).fit_row is not Method.fit_row,
     )
-
-
-def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    return {dtype: one.get(dtype, 0) + other.get(dtype, 0) for dtype in {**one, **other}}
 
 
 def forget_peak_memory() -> None:

@@ -320,12 +320,13 @@ class Task:
         values of state buffers; without a key in evaluation mode. A language model's logits, which
         `logits` and `score` need, are never whole in memory."""
         objective, weight = self.backbone.objective, batch.get("weight")
-        batch, training = self.with_reference(batch), key is not None
+        batch = self.with_reference(batch)
         if self._head is not None and isinstance(objective, Writing):  # in pieces
             targets = objective.token_targets(batch)
             packing = Packing(batch) if PACKED in batch else None
             scored = targets if packing is None else packing.pack(targets, IGNORED)
-            step = self._step.passing(training=training, key=key, weight=weight, targets=scored)
+            is_step = key is not None
+            step = self._step.passing(training=is_step, key=key, weight=weight, targets=scored)
             with step as buffers:
                 found = self._output(reparametrise(state, batch), batch, packing)
             if self._head.returned(found):
@@ -334,8 +335,9 @@ class Task:
                 scores = objective.token_scores(losses, hits, targets, batch)
                 return _weighted(scores, batch), buffers
             self._head = None  # the model changes its layer's outputs: they must be logits
-        with self._step.passing(training=training, key=key, weight=weight) as buffers:
-            logits = self._call(reparametrise(state, batch), batch)
+        if key is None:
+            return self.score(self.logits(state, batch, reparametrise), batch), {}
+        logits, buffers = self.step_logits(state, batch, key, reparametrise)
         return self.score(logits, batch), buffers
 
     def step_logits(
