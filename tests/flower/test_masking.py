@@ -357,8 +357,10 @@ def test_a_client_tells_no_shares_for_another_sum_of_a_round(tmp_path: Path) -> 
     for site in sites.values():
         site.folder.mkdir(parents=True)
 
-    def summed(attempt: int, number: int, there: tuple[int, ...]) -> set[int]:
-        """Of how many clients each tells shares."""
+    def summed(
+        attempt: int, number: int, there: tuple[int, ...], sign: Any = None, tell: Any = None
+    ) -> set[int]:
+        """Of how many clients each tells shares, where some alone are asked to."""
 
         def asked(kind: Any, told: Masking, some: tuple[int, ...] = clients) -> dict[int, Any]:
             message = RoundRequest("x", "0" * 32, "a", 0, number, kind, (), (), told)
@@ -372,15 +374,18 @@ def test_a_client_tells_no_shares_for_another_sum_of_a_round(tmp_path: Path) -> 
         for client in clients:
             own = tuple((k, t) for k in clients for to, t in shares[k].share if to == client)
             sites[client].step(message, client, Order(30, 3, own))
-        signed = asked("sign_list", replace(told, sign_list=there), there)
-        lists = tuple((k, signed[k].sign_list) for k in there)
-        revealed = asked("reveal", replace(told, reveal=lists), there)
+        signed = asked("sign_list", replace(told, sign_list=there), sign or there)
+        lists = tuple((k, one.sign_list) for k, one in signed.items())
+        revealed = asked("reveal", replace(told, reveal=lists), tell or there)
         return {len(one.reveal) for one in revealed.values()}
 
     assert summed(1, 1, clients) == {3}
     assert summed(2, 1, clients) == {3}  # the same sum again, after a stop
-    with pytest.raises(InputError, match="round 1 was summed before, over other clients"):
+    with pytest.raises(InputError, match="another list of clients was signed in round 1:"):
         summed(3, 1, (0, 1))
     assert summed(4, 2, (0, 1)) == {3}
-    with pytest.raises(InputError, match="round 2 was summed before"):
+    with pytest.raises(InputError, match="another list of clients was signed in round 2"):
         summed(5, 1, clients)
+    assert summed(6, 3, clients, tell=(1, 2)) == {3}  # enough for a sum, without client 0
+    with pytest.raises(InputError, match="another list of clients was signed in round 3"):
+        summed(7, 3, (0, 1), sign=(0,))

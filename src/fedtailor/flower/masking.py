@@ -39,8 +39,8 @@ _SPENT = "its account has no update left: a round that was run again has counted
 
 
 @dataclass(frozen=True)
-class Summed:
-    """The last sum for which a client has told shares: of which round, and over whom."""
+class Listed:
+    """The last list that a client has signed: of which round, and whose values it sums."""
 
     round: int
     clients: tuple[int, ...]
@@ -49,15 +49,15 @@ class Summed:
 @dataclass(frozen=True)
 class Kept:
     """What a client keeps of its last round with masks: which one, who was drawn, its secrets, the
-    ``kind`` of message that its masks are for; what has been ``summed``, by kind; and how many
-    updates it has ``sent``."""
+    ``kind`` of message that its masks are for; what it has ``signed``, by kind; how many updates it
+    has ``sent``."""
 
     attempt: int
     clients: tuple[int, ...]
     held: Held | None
     sent: int = 0
     kind: str = ""
-    summed: dict[str, Summed] = field(default_factory=dict)
+    signed: dict[str, Listed] = field(default_factory=dict)
 
 
 _KEPT = TypeAdapter(Kept)
@@ -112,8 +112,9 @@ class SiteMasks:
                 return MaskingReply(spent=True)
         elif kept.held is None or (kept.attempt, kept.clients) != (told.attempt, told.clients):
             raise ProtocolError("secure aggregation: no secrets are kept of this round")
-        elif step == "sign_list":
-            _check_sum(kept, message.round, told.sign_list)
+        signed = kept.signed
+        if step == "sign_list":  # kept before it is told: others alone may be asked for shares
+            signed = signed | {kept.kind: _listed(kept, message.round, told.sign_list)}
         value, is_mask = order if step == "mask" else getattr(told, step), step == "mask"
         held, answer = getattr(side, step)(kept.held, value)
         kept = replace(
@@ -123,7 +124,7 @@ class SiteMasks:
             held=held,
             sent=kept.sent + is_mask,
             kind=message.kind if is_mask else kept.kind,
-            summed=kept.summed | _summed(kept, message.round) if step == "reveal" else kept.summed,
+            signed=signed,
         )
         write_json(path, {"kept": json.dumps(asdict(kept))})
         if step == "mask":
@@ -152,18 +153,16 @@ class SiteMasks:
         return lambda client: bytes.fromhex({**known, **new}.get(str(client), ""))
 
 
-def _check_sum(kept: Kept, number: int, clients: tuple[int, ...]) -> None:
-    """Raise ProtocolError for another sum of a round: of two, one could tell a client's update."""
-    last = kept.summed.get(kept.kind, Summed(0, ()))
-    if number < last.round or (number == last.round and clients != last.clients):
+def _listed(kept: Kept, number: int, clients: tuple[int, ...]) -> Listed:
+    """What is signed now. Raises ProtocolError for another list of a round, or of one before: of
+    two sums of a round one could tell a client's update."""
+    last, new = kept.signed.get(kept.kind, Listed(0, ())), Listed(number, clients)
+    if number < last.round or (number == last.round and new != last):
         raise ProtocolError(
-            f"round {last.round} was summed before, over other clients: of two sums of a round one "
+            f"another list of clients was signed in round {last.round}: of two sums of a round one "
             "could tell a single update"
         )
-
-
-def _summed(kept: Kept, number: int) -> dict[str, Summed]:
-    return {} if kept.held is None else {kept.kind: Summed(number, kept.held.signed)}
+    return new
 
 
 def signer(home: Path) -> str:
