@@ -37,7 +37,7 @@ from fedtailor.objectives.objective import IGNORED
 from fedtailor.optim import ClientContext
 from fedtailor.params import PACKED, Batch
 from fedtailor.random import key
-from fedtailor.task.packing import places
+from fedtailor.task.packing import Packing, places
 from fedtailor.task.task import Task
 
 OUT = Path(__file__).parent / "results" / "memory-cpu"
@@ -61,6 +61,9 @@ CONTENDERS: dict[str, dict[str, Any]] = {  # settings of the model, the task and
     "ragged, the default": {"ragged": True},
     "ragged, packed": {"ragged": True, "pack": True},
     "ragged, bf16, packed": {"ragged": True, "pack": True, "dtype": "bf16"},
+    "PEFT, ragged": {"peft": "float32", "ragged": True},
+    "PEFT, ragged, packed": {"peft": "float32", "ragged": True, "pack": True},
+    "PEFT, ragged, bf16, packed": {"peft": "bfloat16", "ragged": True, "pack": True},
 }  # fmt: skip
 
 
@@ -100,12 +103,23 @@ def ours(settings: dict[str, Any]) -> tuple[Callable[[Batch], float], float]:
     return step, sum(x.numel() * x.element_size() for x in tensors) / 1e6
 
 
-def theirs(dtype: str) -> tuple[Callable[[Batch], float], float]:
+def packed(batch: Batch) -> Batch:
+    """The rows of the batch's examples, as transformers takes them: positions that restart say
+    where an example begins; none of them predicts the first token of the next."""
+    packing = Packing({**batch, PACKED: places(batch["attention_mask"].sum(1).long().numpy())})
+    rows = packing.inputs(batch)
+    is_learned = (rows["attention_mask"] > 0) & (rows["position_ids"] > 0)
+    labels = rows["input_ids"].where(is_learned, IGNORED)
+    return {"labels": labels, **{name: rows[name] for name in ("input_ids", "position_ids")}}
+
+
+def theirs(dtype: str, *, pack: bool) -> tuple[Callable[[Batch], float], float]:
     """A step of a plain loop with PEFT; trained weights in float32."""
     import peft
 
     model: Any = load_model(ModelConfig("smollm2-135m"), "causal-lm", 0, 0).model
     model.set_attn_implementation("sdpa")
+    model.config.use_cache = False  # with a cache rows are not seen to be packed
     model = model.to(getattr(torch, dtype))
     options = peft.LoraConfig(r=8, lora_alpha=8, target_modules=["o_proj", "down_proj"])
     model = peft.get_peft_model(model, options).train()
@@ -114,12 +128,13 @@ def theirs(dtype: str) -> tuple[Callable[[Batch], float], float]:
 
     def step(batch: Batch) -> float:
         labels = batch["input_ids"].where(batch["attention_mask"] > 0, IGNORED)
+        given = packed(batch) if pack else {**batch, "labels": labels}
         with torch.autocast("cpu", torch.bfloat16, dtype == "bfloat16"):
-            loss = model(**{**batch, "labels": labels}).loss
+            loss = model(**given).loss
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     return step, sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6
 
@@ -127,8 +142,10 @@ def theirs(dtype: str) -> tuple[Callable[[Batch], float], float]:
 def measure(name: str) -> dict[str, Any]:
     """One contender, in this process."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # PEFT's first weights
     settings = CONTENDERS[name]
-    step, megabytes = theirs(settings["peft"]) if "peft" in settings else ours(settings)
+    peft, pack = settings.get("peft"), "pack" in settings
+    step, megabytes = theirs(peft, pack=pack) if peft else ours(settings)
     lengths = [256, 128, 96, 64, 48, 40, 32, 24] if settings.get("ragged") else [256] * 4
     step(batch_of([16, 12]))
     forget_peak_memory()

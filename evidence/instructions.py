@@ -1,62 +1,98 @@
-"""Methods on tasks of natural instructions, a client a task: a section of docs/results.md.
+"""Methods on instructions: a client a task, and a client a speaker. Two tables of docs/results.md.
 
     python -m evidence.instructions
 
-Its numbers stand in results.jsonl.
+Their numbers stand in results.jsonl.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from fedtailor.objectives.objective import OWN_METRIC
 from fedtailor.report.paired import paired
 
 from .markdown import markdown_table
-from .run import HERE, PAPERS, lines, planned
+from .run import HERE, PAPERS, Run, lines, planned
 
 PAGE = HERE.parent / "docs" / "results.md"
-BEGIN, END = "<!-- instructions: evidence/instructions.py -->", "<!-- end of instructions -->"
-FILE = "papers/fedmerge/tasks.toml"
 ALONE = "local"
 
 Scores = Mapping[str, float | None]  # by client
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]  # by method and seed
 
 
-def found() -> Results:
-    """The results of the file's own settings, in the order of the manifest."""
-    kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
-    results: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for run in planned([PAPERS]):
-        line = kept.get((run.file, run.settings, run.method, run.seed))
-        if run.file == FILE and not run.settings and line is not None and "results" in line:
-            results.setdefault(run.method, {})[run.seed] = line["results"]
-    return results
+@dataclass(frozen=True)
+class Table:
+    """One experiment of the manifest. ``rouge`` is the metric of ``heading``; ``own`` is there
+    where clients have metrics of their own."""
+
+    name: str
+    file: str
+    data: str | None  # which the settings of its runs name; None: runs without settings
+    rouge: str
+    heading: str
+    own: bool
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its runs, in the order of the manifest."""
+        chosen = () if self.data is None else (f"data.path={self.data}",)
+        return [
+            run for run in planned([PAPERS])
+            if run.file == self.file and run.settings[:1] == chosen
+        ]  # fmt: skip
+
+    def found(self) -> Results:
+        """The results of those that have some."""
+        kept = {(li["file"], tuple(li["set"]), li["method"], li["seed"]): li for li in lines()}
+        results: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for run in self.runs:
+            line = kept.get((run.file, run.settings, run.method, run.seed), {})
+            if "results" in line:
+                results.setdefault(run.method, {})[run.seed] = line["results"]
+        return results
+
+    def text(self, results: Results) -> str:
+        """Between its marks, a row a method, those that write best first."""
+        rows = []
+        for method, seeds in results.items():
+            loss = [[x for x in one["personal"]["loss"] if x is not None] for one in seeds.values()]
+            rouge = _written(seeds.values(), self.rouge)
+            own = _written(seeds.values(), OWN_METRIC) if self.own else []
+            rows.append([
+                method, len(seeds), f"{math.exp(mean(map(mean, loss))):.2f}",
+                "" if method == ALONE else _against_alone(results, method),
+                100 * mean(map(mean, rouge)), f"{100 * mean(map(_lower_half, rouge)):.1f}",
+                *([f"{100 * mean(map(mean, own)):.1f}"] if self.own else []),
+            ])  # fmt: skip
+        rows.sort(key=lambda row: -row[4])
+        rows = [[*row[:4], f"{row[4]:.1f}", *row[5:]] for row in rows]
+        header = ["method", "seeds", "perplexity", "nats over local", self.heading, "lower half"]
+        table = markdown_table([*header, *(["own"] if self.own else [])], rows)
+        return f"<!-- {self.name}: evidence/instructions.py -->\n{table}\n{self.end}"
+
+    @property
+    def end(self) -> str:
+        return f"<!-- end of {self.name} -->"
 
 
-def table(results: Results) -> str:
-    """A row a method, those that write best first."""
-    rows = []
-    for method, seeds in results.items():
-        loss = [[x for x in one["personal"]["loss"] if x is not None] for one in seeds.values()]
-        rouge, own = (
-            [[x for x in one["written"][name] if x is not None] for one in seeds.values()]
-            for name in ("rouge1", "own_metric")
-        )
-        rows.append([
-            method, len(seeds), f"{math.exp(mean(map(mean, loss))):.2f}",
-            "" if method == ALONE else _against_alone(results, method),
-            100 * mean(map(mean, rouge)), f"{100 * mean(map(_lower_half, rouge)):.1f}",
-            f"{100 * mean(map(mean, own)):.1f}",
-        ])  # fmt: skip
-    rows.sort(key=lambda row: -row[4])
-    rows = [[*row[:4], f"{row[4]:.1f}", *row[5:]] for row in rows]
-    header = ["method", "seeds", "perplexity", "nats over local", "ROUGE-1", "lower half", "own"]
-    return markdown_table(header, rows)
+TASKS = Table("instructions", "papers/fedmerge/tasks.toml", None, "rouge1", "ROUGE-1", own=True)
+ROLES = Table(
+    "roles", "papers/fedmerge/personas.toml", "made/roles-train.jsonl", "rougeL", "ROUGE-L",
+    own=False,
+)  # fmt: skip
+TABLES = (TASKS, ROLES)
+
+
+def _written(results: Iterable[Mapping[str, Any]], name: str) -> list[list[float]]:
+    """A metric by seed, of the clients that have it."""
+    return [[x for x in one["written"][name] if x is not None] for one in results]
 
 
 def _against_alone(results: Results, method: str) -> str:
@@ -76,10 +112,15 @@ def _lower_half(scores: Sequence[float]) -> float:
 
 
 def main() -> None:
-    """Write the table into the page."""
+    """Write the tables into the page."""
     text = PAGE.read_text()
-    between = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
-    PAGE.write_text(between.sub(f"{BEGIN}\n{table(found())}\n{END}", text))
+    for one in TABLES:
+        new = one.text(one.found())
+        begin = re.escape(new.partition("\n")[0])
+        text = re.sub(
+            f"{begin}\n.*?{re.escape(one.end)}", lambda _, new=new: new, text, flags=re.DOTALL
+        )
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ CLIENTS = 2  # of each topic
 EACH: Mapping[str, int] = {"train": 54, "test": 40}  # rows of a client
 PASSAGES, WORDS = 4, 5  # of a context; of a passage
 QUARTERS = 4  # of an author's tweets, by time
-PERSONAS = 30  # speakers of chitchat
+PERSONAS, ROLES = 30, 50  # speakers of chitchat; those of the first are among the second
 OF_PERSONA: Mapping[str, int] = {"train": 32, "test": 8}  # rows of each
 MOST_WORDS = 25  # of a turn
 CHATS = 200  # speakers of chitchat, with short turns
@@ -171,6 +171,11 @@ def personas(split: str) -> Iterator[Row]:
     return _answers(split, PERSONAS, OF_PERSONA, MOST_WORDS, seed=2)
 
 
+def roles(split: str) -> Iterator[Row]:
+    """The same of more speakers."""
+    return _answers(split, ROLES, OF_PERSONA, MOST_WORDS, seed=2)
+
+
 def chats(split: str) -> Iterator[Row]:
     """The same of more speakers, in fewer words."""
     return _answers(split, CHATS, OF_CHAT, MOST_OF_CHAT, seed=4)
@@ -251,7 +256,7 @@ def main() -> None:
                 writer = csv.DictWriter(file, rows[0], lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-        made = {"spans": spans(split), "personas": personas(split), "chats": chats(split)}
+        made = {task.__name__: task(split) for task in (spans, personas, roles, chats)}
         if options.bigbench is not None:
             made["tasks"] = tasks(split, options.bigbench)
         for name, found in made.items():
