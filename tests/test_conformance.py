@@ -179,10 +179,8 @@ def test_padding_is_invisible(name: str, on: str, cases: Cases) -> None:
     checks.padding_is_invisible(cases(name, on))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in FAMILIES else pytest.mark.slow) for n in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_memory_may_be_saved(name: str, cases: Cases) -> None:
     checks.parts_of_batches_add_up(cases(name, "text"))
     checks.checkpointing_changes_nothing(cases(name, "text"))

@@ -146,6 +146,7 @@ def test_a_profile_is_a_trace_and_a_table_of_phases(
     assert "finished: no round is left to profile" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_different_run_in_the_way_is_left_alone(
     file: Path, finished: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

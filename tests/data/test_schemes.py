@@ -1,17 +1,11 @@
 """Which client gets which rows, under every scheme."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from datasets import Dataset as Table
-from flwr_datasets.partitioner import (
-    DirichletPartitioner,
-    IidPartitioner,
-    Partitioner,
-    PathologicalPartitioner,
-    ShardPartitioner,
-)
 
 from fedtailor import random
 from fedtailor.data import SplitConfig, partition
@@ -19,11 +13,13 @@ from fedtailor.errors import InputError
 from tests.data.small import LABELLED, counts, rows_of, table, train_and_validation
 
 
-def flower(scheme: str, config: SplitConfig, seed: int, table: Table) -> Partitioner:
+def flower(scheme: str, config: SplitConfig, seed: int, table: Table) -> Any:
+    from flwr_datasets import partitioner  # takes seconds
+
     drawn = int(random.generator(seed, "partition", *scheme.split()).integers(2**63))
     made = {
-        "iid": lambda: IidPartitioner(config.clients),
-        "dirichlet 0": lambda: DirichletPartitioner(
+        "iid": lambda: partitioner.IidPartitioner(config.clients),
+        "dirichlet 0": lambda: partitioner.DirichletPartitioner(
             config.clients,
             "by",
             config.alpha,
@@ -31,14 +27,14 @@ def flower(scheme: str, config: SplitConfig, seed: int, table: Table) -> Partiti
             self_balancing=True,
             seed=drawn,
         ),
-        "pathological": lambda: PathologicalPartitioner(
+        "pathological": lambda: partitioner.PathologicalPartitioner(
             config.clients,
             "by",
             config.classes_per_client,
             class_assignment_mode="first-deterministic",
             seed=drawn,
         ),
-        "shards": lambda: ShardPartitioner(
+        "shards": lambda: partitioner.ShardPartitioner(
             config.clients, "by", config.shards_per_client, seed=drawn
         ),
     }[scheme]()
@@ -46,6 +42,7 @@ def flower(scheme: str, config: SplitConfig, seed: int, table: Table) -> Partiti
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The specified min_partition_size",
     "ignore:Classes.*NOT be used",
@@ -142,6 +139,7 @@ def test_natural_clients_keep_their_rows(chitchat):
         assert np.array_equal(np.sort(own), np.flatnonzero(chitchat.groups == group))
 
 
+@pytest.mark.slow
 def test_some_natural_clients_are_drawn(chitchat):
     config = SplitConfig(scheme="natural", clients=6, min_examples=20, max_examples=12)
     drawn = [

@@ -31,14 +31,8 @@ def _trained(kind: str, **settings: Any) -> Params:
     return last.server
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "causal-lm",
-        pytest.param("question-answering", marks=pytest.mark.slow),
-        pytest.param("token-classification", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["causal-lm", "question-answering", "token-classification"])
 def test_every_token_counts_as_much_as_in_the_whole_batch(kind: str) -> None:
     whole = _trained(kind, executor="sequential")
     for executor in ("sequential", "vectorised"):

@@ -121,7 +121,8 @@ def test_dropout_in_noised_steps_follows_from_the_secret() -> None:
     assert len(keys) == 3
 
 
-@pytest.mark.parametrize("method", [FedPer(), pytest.param(Ditto(), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [FedPer(), Ditto()])
 def test_executors_draw_the_same_batches_and_noise(method: Method) -> None:
     alone, kept = after(method)
     together, also = after(method, replace(PLAN, engine=EngineConfig("vectorised")))

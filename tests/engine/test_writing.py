@@ -47,14 +47,8 @@ def ran(label: str, kind: str, heard: list[tuple[str, str, str]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "instruct",
-        pytest.param("seq2seq", marks=pytest.mark.slow),
-        pytest.param("causal-lm", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["instruct", "seq2seq", "causal-lm"])
 def test_texts_are_written_at_their_rounds_and_judged(kind: str) -> None:
     heard: list[tuple[str, str, str]] = []
     first, second, third = ran("fedsdg", kind, heard)

@@ -68,6 +68,7 @@ def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     assert first.note.endswith("no better than the most frequent class") == (kept <= most)
 
 
+@pytest.mark.slow
 def test_a_client_keeps_its_number_over_a_kill_while_it_was_replaced(run: Path) -> None:
     first, other = joined(run, "ditto", "oslo"), joined(run, "ditto", "rome")
     folder = run / "methods/ditto/seed-0/onboarded"

@@ -63,6 +63,7 @@ def test_clients_stand_at_the_reported_round(result: ft.Result) -> None:
     assert (held_out["num_examples"] != result.clients("local", 1)["num_examples"]).any()
 
 
+@pytest.mark.slow
 def test_clients_have_their_names_if_they_have_names(result: ft.Result, tmp_path: Path) -> None:
     assert "name" not in result.clients()
     manifest = result.path / "partitions/seed-0.json"

@@ -80,6 +80,7 @@ def assert_scores(trained: TrainedMethod, state: Params, client: int, line: dict
         assert loss / count == line["loss"][at]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", METHODS)
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_states_score_what_was_written_at_their_round(

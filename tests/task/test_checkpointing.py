@@ -25,13 +25,14 @@ def _server(kind: str, method: Any, executor: Any, precision: Any, checkpointing
     return last.server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 @pytest.mark.parametrize(
     ("kind", "method", "precision"),
     [
         ("causal-lm", "fedsdg", "fp32"),
-        pytest.param("instruct", "fedlora", "bf16", marks=pytest.mark.slow),
-        pytest.param("seq2seq", "fedlora", "fp32", marks=pytest.mark.slow),
+        ("instruct", "fedlora", "bf16"),
+        ("seq2seq", "fedlora", "fp32"),
     ],
 )
 def test_a_run_gives_the_same(kind: str, method: str, precision: str, executor: str) -> None:

@@ -34,15 +34,11 @@ def _server(kind: str, executor: Any, pack: bool, **settings: Any) -> Any:
     return last.server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["sequential", "vectorised"])
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
-        ("instruct", {}),
-        pytest.param(
-            "causal-lm", {"micro_batch": 3, "checkpointing": True}, marks=pytest.mark.slow
-        ),
-    ],
+    [("instruct", {}), ("causal-lm", {"micro_batch": 3, "checkpointing": True})],
 )
 def test_a_packed_run_gives_the_same(kind: str, settings: Any, executor: str) -> None:
     plain, packed = (_server(kind, executor, False), _server(kind, executor, True, **settings))

@@ -25,6 +25,7 @@ LIKE = {"a": torch.zeros(200, 100), "b": torch.zeros(3)}
 AT = UploadContext(7, (), lambda state, upload: state, LIKE, round=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("std", "count", "close"), [(1, 100_000, 1e-12), (3, 5_000, 1.0)])
 def test_numbers_are_drawn_as_often_as_they_should_be(
     std: int, count: int, close: float, monkeypatch: pytest.MonkeyPatch
