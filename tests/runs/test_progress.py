@@ -84,6 +84,19 @@ def test_a_slow_round_takes_no_time_from_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("talkative")
+def test_the_clients_that_are_done_tell_what_is_left_of_a_slow_round(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Progress(tmp_path / "log", {("slow", 0): 1}, {"slow": 0.0}) as shown:
+        shown.begin(Stage("slow", "slow, seed 0", 1, {"write": 50}), done=0)
+        shown._last_result -= 10
+        shown.on_result("write", 1)
+        shown.on_result("write", 2)  # of 10 seconds
+        assert shown._seconds_left() == pytest.approx(240, abs=3)
+    assert "writing: 2 of 50 clients" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("talkative")
 def test_the_first_clients_say_more_about_a_round_than_one_step_did(tmp_path: Path) -> None:
     expected = {"slow": 1e4, "other": 1.0}
     with Progress(tmp_path / "log", {("slow", 0): 3, ("other", 0): 0}, expected) as shown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 
 import numpy as np
 from torch import Tensor
@@ -77,8 +78,10 @@ class Writing:
     def _metrics(self, client: int, state: Params) -> tuple[MetricValues, ...]:
         most = self.plan.evaluate.generate.examples
         rows = [self.federation.rows(client, split)[:most] for split in SPLITS]
-        texts = (self.texts(state, some.tolist()) for some in rows)
-        return tuple(self.metrics.of_texts(of, self.federation.name(client)) for of in texts)
+        texts = iter(self.texts(state, np.concatenate(rows).tolist()))  # in batches of both splits
+        of_splits = ([*islice(texts, len(some))] for some in rows)
+        name = self.federation.name(client)
+        return tuple(self.metrics.of_texts(of, name) for of in of_splits)
 
     @cached_property
     def samples(self) -> dict[int, int]:

@@ -20,6 +20,7 @@ from ..store.metrics import Metric, bare, summary
 from ..store.run_directory import log_lines
 from ..units import fixed, in_words
 
+_DOING = {"train": "training", "write": "writing"}  # what else an executor does: evaluation
 _REFRESH = 0.2  # seconds between two looks of the bar
 _FIRST_PAUSE = 10.0  # seconds between two lines within the first minute
 _PAUSE = 50.0  # afterwards: a line a minute, also where a client takes some seconds
@@ -71,6 +72,8 @@ class Progress:
         self._begun = self._last_line = self._last_look = self._round_begun = time.monotonic()
         self._stage: Stage | None = None
         self._number = 0
+        self._work, self._work_begun, self._last_result = "", self._begun, self._begun
+        self._rest = 0.0  # seconds that the work under way still takes
         self._evaluations: Sequence[Evaluation] = ()  # the last ones
         self._shown = ""  # of the last round, in the bar
         self._bar = _Bar(
@@ -94,7 +97,8 @@ class Progress:
         """The next trial begins, or goes on after round ``done``."""
         self._stage, self._number = stage, done
         self._evaluations, self._shown = (), ""
-        self._round_begun = time.monotonic()
+        self._round_begun = self._last_result = time.monotonic()
+        self._work, self._rest = "", 0.0
         self._bar.set_description_str(stage.title, refresh=False)
         self._bar.set_postfix_str("", refresh=True)
         if done:
@@ -109,14 +113,18 @@ class Progress:
     def on_result(self, work: str, done: int) -> None:
         """An executor has done so many items of a round's work."""
         now = time.monotonic()
+        if work != self._work or done == 1:
+            self._work, self._work_begun, self._rest = work, self._last_result, 0.0
+        self._last_result = now
         if self._stage is None or now - self._last_look < _REFRESH:
             return
         self._last_look = now
         count = self._stage.clients.get(work)
-        doing = "training" if work == "train" else "evaluation"
+        doing = _DOING.get(work, "evaluation")
         text = f"{doing} {done}/{count}" if count else doing
         if work == "train" and count and done > 1:  # tells more than what one step took
             self._pace[self._stage.label] = (now - self._round_begun) * count / done
+        self._rest = (now - self._work_begun) * (count - done) / done if count and done > 1 else 0.0
         if not self._bar.disable:
             self._bar.left = self._time_left(tqdm.format_interval) or "?"
             self._bar.set_postfix_str(", ".join(filter(None, [self._shown, text])), refresh=True)
@@ -130,7 +138,8 @@ class Progress:
         assert self._stage is not None
         now, stage = time.monotonic(), self._stage
         self._measured.setdefault(stage.label, []).append(now - self._round_begun)
-        self._round_begun, self._number = now, done.number
+        self._round_begun, self._last_result, self._number = now, now, done.number
+        self._work, self._rest = "", 0.0
         self._left[stage.label] -= 1
         if done.evaluations:
             self._evaluations = done.evaluations
@@ -170,7 +179,8 @@ class Progress:
 
     def _seconds_left(self) -> float:
         """The time of all rounds that are left, at each method's own pace, or else at the mean pace
-        of the others. A round that takes longer than expected takes nothing from the others."""
+        of the others. A round that takes longer than expected takes nothing from the others: how
+        many clients are done tells what is left of it."""
         every = [seconds for of_label in self._measured.values() for seconds in of_label]
         pace = self._pace | {label: mean(of) for label, of in self._measured.items()}
         usual = mean(every) if every else 0.0
@@ -178,7 +188,8 @@ class Progress:
         if self._stage is None or not self._left[self._stage.label]:
             return left
         running = time.monotonic() - self._round_begun
-        return left - min(running, pace.get(self._stage.label, usual))
+        expected = pace.get(self._stage.label, usual)
+        return left - expected + max(expected - running, self._rest)
 
     def __enter__(self) -> Self:
         return self

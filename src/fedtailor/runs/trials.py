@@ -146,7 +146,10 @@ def _result(trial: TrialRun) -> str:
 def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
     federation, plan = trial.federation, experiment.plan
     cohort = len(usual_cohort(trial.method, federation, plan))
-    clients = {"train": cohort, "evaluate": len(plan.evaluated(federation))}
+    clients = {
+        "train": cohort,
+        **dict.fromkeys(("evaluate", "write"), len(plan.evaluated(federation))),
+    }
     metric = federation.dataset.objective.selects
     rounds, remote = experiment.rounds, federation.remote
     return Stage(trial.label, trial.title, rounds, clients, metric, remote)
