@@ -115,6 +115,8 @@ def test_what_is_released_has_the_noise_of_the_run(by: Any, tmp_path: Path) -> N
     (sent,) = _sent(trained, trained.federation, 1, 1)
     assert float(flat(sent.updates["release"]).std()) == pytest.approx(0.5, rel=0.1)
     assert ("upload" in sent.updates) == (by == "server")
+    upload, _ = by_inversion(trained, 1, 1, 2, math.inf)
+    assert (upload.says == "not tried: the server sees sums alone") == (by == "clients")
 
 
 def test_a_line_says_which_attacks_are_tried(tmp_path: Path) -> None:

@@ -299,7 +299,8 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
     ft.run(EXPERIMENT, whole)
     shown = capsys.readouterr().err
     found = account(EXPERIMENT.privacy, 6, 2, 3)
-    assert f"privacy   {found.words(0.5)}; delta is 6^-1.1, by the number of clients; for" in shown
+    said = f"privacy   {found.words(0.5)}; delta is 6^-1.1, by the number of clients; delta is the"
+    assert said in shown
     stop = {"summary": False, "scores": False}
     ft.run(EXPERIMENT, halved, on_round=lambda done: ft.STOP if done.number == 1 else None, **stop)
     ft.run(EXPERIMENT, halved, **stop)
@@ -325,8 +326,10 @@ def test_a_run_says_what_it_spends_and_goes_on_with_its_account(
     told = f"Of privacy the rounds have spent epsilon {lines[-1]['epsilon']:.4g} with fedper."
     assert told in found_table.verdicts[0].text
 
-    with pytest.raises(InputError, match=r"the noise is for privacy\.epsilon = 20\.0 over 3"):
-        ft.run(replace(EXPERIMENT, rounds=4), whole)
+    assert "not covered; for experiments alone: the seed tells the noise" in " ".join(text.split())
+    for other in (2, 4):
+        with pytest.raises(InputError, match=r"the noise is for privacy\.epsilon = 20\.0 over 3"):
+            ft.run(replace(EXPERIMENT, rounds=other), whole)
     with pytest.raises(InputError, match="its rounds are spent, and can't be taken back"):
         ft.rollback(whole, "fedper")
 

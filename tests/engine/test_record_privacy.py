@@ -251,7 +251,7 @@ def test_a_run_says_what_it_spends_and_exports_what_was_trained_with_noise(
     ft.run(experiment, whole)
     shown = capsys.readouterr().err
     assert "of a record that is there or not (PLD, Poisson sampling)" in shown
-    assert "-1.1, by the client's number of records" in shown
+    assert "-1.1, by the records of the client that has the most" in shown
     stop = {"summary": False, "scores": False}
     ft.run(experiment, halved, on_round=lambda done: ft.STOP if done.number == 1 else None, **stop)
     ft.run(experiment, halved, **stop)

@@ -16,10 +16,12 @@ from fedtailor.errors import DivergedError, InputError
 from fedtailor.flower import serve
 from fedtailor.flower.codec import pack, unpack
 from fedtailor.flower.messages import NodeInfo, RoundReply, RoundRequest
+from fedtailor.report.table import table
 from fedtailor.runs.trained import open_trained
 from fedtailor.store.client_states import SEEN
 from fedtailor.store.committed import read_commit
 from fedtailor.store.format import seal_json
+from fedtailor.store.read import read_all
 from tests.flower.grid import ANY, DIGITS, QUICK, experiment, grid, orders
 from tests.runs.test_trained import METHODS, WILD
 from tests.runs.test_trained import experiment as at_its_best_before_the_end
@@ -195,6 +197,10 @@ def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: P
     part = "methods/fedper/seed-0"
     for name in ("history.jsonl", "clients.jsonl", "server.safetensors"):
         assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
+    with pytest.raises(InputError, match="each is at its site; predict and export there"):
+        open_trained(far, "fedper", data=DIGITS, backbone=digits_backbone()).client_state(0)
+    (verdict,) = table(read_all([far])).verdicts
+    assert (verdict.best, verdict.next_step) == ("fedper", "")
     elsewhere = replace(long, start_from=ft.StartConfig(str(near)))
     with pytest.raises(InputError, match=r"start_from = .* is for runs in one process"):
         serve(grid(elsewhere, tmp_path / "others"), elsewhere, tmp_path / "out", **given)

@@ -116,7 +116,7 @@ def by_inversion(
         masked = "the server sees sums alone" if plan.secure_aggregation.is_active else ""
         return Finding.none(*names, masked or "no time was left, or no client has so many rows")
     make = _of_pictures if of_pictures else _of_words
-    return [
+    found_out = [
         make(
             target,
             np.concatenate(numbers),
@@ -124,6 +124,8 @@ def by_inversion(
         )
         for target, numbers in found.items()
     ]
+    hidden = Finding.none(*names, "the server sees sums alone")
+    return [*(hidden if plan.secure_aggregation.is_active else []), *found_out]
 
 
 def _of_pictures(target: str, errors: Floats, batches: str) -> Finding:

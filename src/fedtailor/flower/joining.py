@@ -16,7 +16,7 @@ from ..inference.onboard import to_new_client
 from ..params import add_prefix
 from ..runs.experiment import Experiment
 from ..runs.trained import open_trained
-from ..store.committed import Count, commit_of, read_commit
+from ..store.committed import FLOWER_FILE, Count, commit_of, read_commit
 from ..store.files import read_record, write_json
 from ..store.format import trial_folder
 from ..store.run_directory import locked
@@ -26,7 +26,6 @@ from .codec import Limits, pack, words
 from .messages import RoundRequest, WireRequest, digest
 from .nodes import Nodes, Timeouts
 
-FLOWER_FILE = "flower.json"  # beside the logs: a `FlowerRecord`
 _JOINED = "joined.json"  # beside it: the `ClientsOfRound` that have joined its models
 
 

@@ -34,14 +34,14 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.trials import TrialRun, commit_rounds, run_trials
 from ..store.aggregated import read_aggregated, write_aggregated
-from ..store.committed import read_server
+from ..store.committed import FLOWER_FILE, read_server
 from ..store.files import read_record, record, write_json
 from ..store.format import damaged
 from ..store.trial import TrialStore
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .executor import GridExecutor, RemoteStates
-from .joining import FLOWER_FILE, ClientsOfRound, FlowerRecord, NovelClients, has_ended
+from .joining import ClientsOfRound, FlowerRecord, NovelClients, has_ended
 from .masking import GridClients
 from .messages import RoundRequest, digest
 from .nodes import Nodes, Timeouts, remote_federation

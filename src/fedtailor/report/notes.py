@@ -11,6 +11,7 @@ from typing import Any
 from ..store.bounds import BOUNDS, shown
 from ..store.metrics import Metric, higher_is_better
 from ..store.read import Run
+from ..store.records import KNOWN_NOISE
 from ..store.selection import select_by
 from .majority import NOT_LEARNED
 from .names import privacy_name
@@ -123,7 +124,9 @@ def _privacy(run: Run) -> list[str]:
     that is the same."""
     spent: dict[str, dict[str, None]] = defaultdict(dict)
     clips: dict[str, list[float]] = defaultdict(list)  # at the end, where they move
-    neighbours = run.experiment.get("privacy", {}).get("neighbours", "replace")
+    privacy = run.experiment.get("privacy", {})
+    neighbours = privacy.get("neighbours", "replace")
+    known = "" if privacy.get("secret", True) else f"; {KNOWN_NOISE}"
     for trial in run.trials:
         if trial.history and (words := privacy_name(last := trial.history[-1], neighbours)):
             spent[words][trial.label] = None
@@ -136,7 +139,7 @@ def _privacy(run: Run) -> list[str]:
         clip = f"; updates are clipped to {moved} now" if clips[words] else ""
         notes.append(
             f"Differential privacy in {run.path}: {', '.join(labels)}: {each}{words}{clip}; scores "
-            "and choices by validation data are not covered"
+            f"and choices by validation data are not covered{known}"
         )
     return notes
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..store.committed import FLOWER_FILE
 from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import attack_of
 from ..store.selection import by_round
@@ -229,6 +230,11 @@ def _command(
         return _run_on(entries[0].run.path) if len(runs) == 1 else ""
     if best is None or is_poor or not all(has_all(entry.run) for entry in entries):
         return ""
+    if any(
+        (one.folder / FLOWER_FILE).exists() and one.costs and one.costs.private
+        for one in best.trials
+    ):
+        return ""  # the models are at the sites
     words = ["fedtailor", "predict", str(best.run.path)]
     words += option("--method", best.trials[0].label)
     return shlex.join([*words, "--client", "CLIENT", "--input", "FILE"])

@@ -26,6 +26,7 @@ from ..errors import FEW
 from ..method import FineTuning, Method, Server
 from ..store.committed import commit_of
 from ..store.format import trial_folder
+from ..store.records import KNOWN_NOISE
 from ..task.backbone import Backbone
 from ..task.quantised import num_parameters
 from ..task.writing import window_of
@@ -36,6 +37,8 @@ from .experiment import Experiment
 from .summary import MethodSummary, Sizes, StartSummary, TrialSummary
 from .unused import unused
 
+_WEAK = 0.01  # a delta above it
+_WEAK_WORDS = "delta is the chance that the promise fails; privacy.delta sets a smaller one"
 _MANY = 100  # clients, whose evaluation may take long
 _LONG_STEP = 30.0  # seconds; a step that takes longer is not repeated without its warm-up
 _LARGE = 1_000_000  # parameters; all of a smaller model train in little time
@@ -112,8 +115,9 @@ def _privacy(inputs: Inputs) -> str:
     assert account is not None
     cut = f"; {asked} rounds would spend more: privacy.stop" if asked > plan.rounds else ""
     usual = f"; {account.usual_delta}" if plan.privacy.delta is None else ""
-    known = "" if plan.privacy.secret else "; for experiments alone: the seed tells the noise"
-    return plan.privacy_words(federation) + cut + usual + known
+    weak = f"; {_WEAK_WORDS}" if account.delta > _WEAK else ""
+    known = "" if plan.privacy.secret else f"; {KNOWN_NOISE}"
+    return plan.privacy_words(federation) + cut + usual + weak + known
 
 
 def _texts(plan: Plan, federation: Federation, backbone: Backbone) -> str:

@@ -51,15 +51,15 @@ def check_extends(
     if differing := differences(present, wanted, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
-    if after < before:
-        raise InputError(
-            f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
-        )
     privacy = experiment.privacy
     if after != before and privacy.epsilon is not None and privacy.noise is None:
         raise InputError(
             f"rounds is {before} in {out} and {after} now: the noise is for privacy.epsilon = "
             f"{privacy.epsilon} over {before} rounds; {_WAY_OUT}"
+        )
+    if after < before:
+        raise InputError(
+            f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
         )
     commits, schedule = _commits(out), experiment.schedule
     for number in range(1, max((commit.round for commit in commits), default=0) + 1):

@@ -24,6 +24,7 @@ from ..method import Method, Server
 from ..objectives.objective import Objective
 from ..params import Params, aligned, pick
 from ..store.committed import (
+    FLOWER_FILE,
     Commit,
     CommittedStates,
     commit_of,
@@ -312,4 +313,9 @@ def ended_commit(run: Path, experiment: Experiment, label: str, seed: int) -> Co
 def check_private_states(method: Method, task: Task, folder: Path, commit: Commit) -> None:
     """Raise InputError where a file of the clients' private states is missing in ``folder``."""
     if method.init_client(task, 0, random.key(0)):
+        if (folder / FLOWER_FILE).exists():
+            raise InputError(
+                f"{folder} has no client's part of the models: each is at its site; predict and "
+                "export there"
+            )
         check_there(*private_files(folder, commit))

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from ..objectives import DEFAULT
 from .checked import Amount, Count, Results, Seed
 
+KNOWN_NOISE = "for experiments alone: the seed tells the noise"  # privacy.secret = false
+
 Counts = NDArray[np.integer]
 
 

@@ -113,7 +113,4 @@ def _shares(gradients: Sequence[Tensor], clip: float) -> Tensor:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise InputError(
-        f"privacy.level = 'record': the method {what}; choose another method, or "
-        "privacy.level = 'client'"
-    )
+    raise InputError(f"privacy.level = 'record': the method {what}; choose another method")

@@ -52,7 +52,7 @@ Neighbours = Literal["replace", "remove"]
 
 _ORDERS = (*range(2, 25), 28, 32, 40, 48, 64, 100)  # of Renyi divergences
 _PRECISION = 1e-4  # of the logarithm of a noise that is solved for
-_GRID = 1e-3  # of privacy losses
+_GRID, _POINTS = 1e-3, 1e5  # of privacy losses; a coarser one where they are more than so many
 _MOST_EMPTY = 0.5  # of delta, for rounds of nobody
 
 
@@ -362,7 +362,7 @@ def _losses(q: float, noise: float, neighbours: Neighbours) -> Any:
     return _package("pld.privacy_loss_distribution").from_gaussian_mechanism(
         noise,
         sampling_prob=q,
-        value_discretization_interval=_GRID,
+        value_discretization_interval=max(_GRID, (2 / noise) ** 2 / _POINTS),
         neighboring_relation=(
             relations.REPLACE_ONE if neighbours == "replace" else relations.REPLACE_SPECIAL
         ),

@@ -35,6 +35,7 @@ from ..units import counted
 from .accounting import _ORDERS, PrivacyConfig, Spent, _package, check_budget, least_noise
 
 _PLD, _RENYI = "PLD, Poisson sampling", "RDP, Poisson sampling"
+_POWER = 1.1  # delta is n^-1.1, if it isn't given
 _LARGE = 300.0  # an epsilon of which its distribution would take much memory, and gain little
 # what a grid of privacy losses may add to epsilon, as a part of it: about steps * grid^2 / 4, of
 # which the constant was measured
@@ -68,13 +69,15 @@ class RecordAccount:
             f"epsilon {spent.epsilon:.4g} at delta {self.delta:.3g} after "
             f"{counted(self.rounds, 'round')}, of a record that is there or not "
             f"({spent.accountant}), for the client that spends the most: {self.records} records, "
-            f"{self.steps} steps a round; gradients of a norm up to {clip:g}, noise {self.noise:g}"
+            f"{counted(self.steps, 'step')} a round; gradients of a norm up to {clip:g}, noise "
+            f"{self.noise:g}"
         )
 
     @property
     def usual_delta(self) -> str:
         """How delta follows, if it isn't given."""
-        return f"delta is {self.records}^-1.1, by the client's number of records"
+        most = round(self.delta ** (-1 / _POWER))
+        return f"delta is {most}^-{_POWER}, by the records of the client that has the most"
 
     def bound(self, rounds: int) -> float:
         """No less than epsilon; quicker to work out."""
@@ -87,16 +90,19 @@ def record_account(
 ) -> RecordAccount:
     """The account of the client that spends the most in ``rounds``; the noise is the least one, to
     four digits, where epsilon alone is given. ``clients`` are by kind its number of records, the
-    rate at which a batch has one of them, and its steps in a round. Raises InputError where one has
-    one record alone; or as `accounting.account` does."""
-    if config.delta is None and min(count for count, _, _ in clients) < 2:
+    rate at which a batch has one of them, and its steps in a round. All have the same delta, so
+    that the epsilon holds for each. Raises InputError where none has two records; or as
+    `accounting.account` does."""
+    largest = max(count for count, _, _ in clients)
+    if config.delta is None and largest < 2:
         raise InputError(
-            "privacy.level = 'record': delta is n^-1.1 of a client's n records, and a client has "
-            "1; set privacy.delta, or raise split.min_examples"
+            "privacy.level = 'record': delta is n^-1.1 of the n records of the client that has the "
+            "most, and none has two; set privacy.delta, or raise split.min_examples"
         )
+    delta = config.delta or largest**-_POWER
 
     def of(noise: float) -> Callable[[tuple[int, float, int]], RecordAccount]:
-        return lambda one: RecordAccount(noise, config.delta or one[0] ** -1.1, *one, rounds)
+        return lambda one: RecordAccount(noise, delta, *one, rounds)
 
     if config.noise is not None:
         check_budget(
