@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,10 @@ from ..objectives import OBJECTIVES
 from ..runs.build import Inputs
 from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
+from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import read
-from .measured import ALONE, Population, Regime, Setting, measured_settings
-from .words import can_adapt, cells_of
+from ..units import si
+from .measured import ALONE, Measured, Population, Regime, Setting, measured_settings
 
 MOST = 3  # methods that are named
 BASELINES = ("fedavg", ALONE)  # what every comparison has
@@ -209,6 +211,45 @@ class Advice:
         whole = issubclass(METHODS[label], FineTuning)
         mine = [one for one in self.fine_tuning if whole or one.startswith("optimiser.")]
         return (*mine, *kept)
+
+
+def can_adapt(label: str) -> bool:
+    """Whether a method can train a LoRA instead of the whole model."""
+    return "rank" in {field.name for field in fields(METHODS[label])}
+
+
+def cells_of(label: str, one: Measured, metric: Metric) -> tuple[str, ...]:
+    """A method's row of the table, after its name."""
+    if one.perplexity is not None:
+        score = f"{one.perplexity:.1f}"
+    else:
+        share = " %" if is_percentage(metric) else ""
+        score = bare(metric, one.score if one.accuracy is None else one.accuracy) + share
+    what, sent = trained(label, one.settings), si(one.bytes, "B")
+    if label == ALONE:
+        return score, "", "", what, sent
+    return score, lead(one, metric), f"{100 * one.worse_off:.0f} % of clients", what, sent
+
+
+def lead(one: Measured, metric: Metric) -> str:
+    """The lead over training alone with its interval: in points, in the unit of an error, or the
+    change of the perplexity in percent."""
+    difference, low, high = one.over_alone
+    if one.perplexity is not None:
+        change, low, high = (100 * math.expm1(-x) for x in (difference, high, low))
+        return f"{change:+.0f} % [{low:+.0f}, {high:+.0f}]"
+    by, begin, end = (bare(metric, value, signed=True) for value in (difference, low, high))
+    return f"{by} [{begin}, {end}]"
+
+
+def trained(label: str, settings: Sequence[str]) -> str:
+    """What a method trained with these settings, in a word or two."""
+    chosen = dict(one.split("=", 1) for one in settings)
+    usual = "full" if issubclass(METHODS[label], FineTuning) or not can_adapt(label) else "lora"
+    what = chosen.get("trainable", usual).strip("\"'")
+    if what == "full" and "layers" in chosen:
+        return "some layers"
+    return {"full": "whole model", "lora": "LoRA", "head": "head"}[what]
 
 
 def _set(change: str) -> str:
