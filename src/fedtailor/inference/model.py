@@ -5,28 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Data
 from ..data.table import Dataset, Images, Tokens
 from ..engine.scoring import by_length
 from ..errors import InputError, announce, listed
+from ..method import Method
 from ..objectives.objective import Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import Opened, TrainedMethod, Which, open_trained
 from ..store.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
+from ..task.task import Task
 from ..task.writing import Spoken, window_of, write
 from .examples import inputs_of, picture_examples, text_examples
-from .module import LogitsModule
 
 _MOST = 1_000_000  # tokens of a prompt, where the model says no number
+
+
+class LogitsModule(nn.Module):
+    """The logits of one client's model.
+
+    Its parameters and buffers are the client's tensors, under their names in a state; changing them
+    changes the predictions. The frozen rest of the model is no part of it. It runs where the task
+    does.
+    """
+
+    def __init__(self, method: Method, task: Task, state: Params) -> None:
+        super().__init__()
+        self._method, self._task, self._names = method, task, tuple(state)
+        for name, value in state.items():
+            path, _, last = name.rpartition(".")
+            owner: nn.Module = self
+            for part in filter(None, path.split(".")):
+                if part not in dict(owner.named_children()):
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            # a state buffer, in any of a state's models, or what has no gradient
+            is_state = any(f".{name}".endswith(f".{buffer}") for buffer in task.buffers)
+            if is_state or not value.is_floating_point():
+                owner.register_buffer(last, value.clone())
+            else:
+                owner.register_parameter(last, nn.Parameter(value.clone()))
+
+    def forward(self, batch: Batch | None = None, /, **tensors: Tensor) -> Tensor:
+        """A batch, as a dict or by keywords, to logits ``[b, classes]`` or ``[b, L, vocabulary]``:
+        ``input_ids`` and ``attention_mask`` ``[b, L]``, or ``pixel_values`` ``[b, C, H, W]``."""
+        state = {name: attrgetter(name)(self) for name in self._names}
+        return self._method.predict(self._task, state, {**(batch or {}), **tensors})
 
 
 @dataclass(frozen=True)
