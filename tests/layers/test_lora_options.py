@@ -13,8 +13,7 @@ from torch import Tensor
 
 import fedtailor as ft
 from fedtailor.errors import InputError
-from fedtailor.export.adapter import write_adapter
-from fedtailor.export.network import Network
+from fedtailor.export.network import Network, write_adapter
 from fedtailor.layers.lora import with_lora
 from fedtailor.method import FineTuning, Method
 from fedtailor.methods import METHODS
@@ -24,7 +23,7 @@ from fedtailor.random import key
 from fedtailor.task.backbone import LoRAOptions
 from fedtailor.task.task import Task
 from fedtailor.testing import subjects
-from tests.export.test_adapter import backbone as narrow
+from tests.export.test_network import backbone as narrow
 from tests.flower.grid import experiment
 
 

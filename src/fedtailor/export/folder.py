@@ -27,10 +27,9 @@ from ..runs.trained import TrainedMethod, Which, open_trained
 from ..task.backbone import Backbone
 from ..task.task import Task
 from ..temporary_folder import temporary_folder
-from .adapter import HEAD_FILE, write_adapter
 from .card import card, licence
 from .code import write_code
-from .network import WEIGHTS, Network, write_tensors
+from .network import HEAD_FILE, WEIGHTS, Network, write_adapter, write_tensors
 from .scores import ModelScores, SplitScore
 
 ABOUT = "export.json"

@@ -1,4 +1,4 @@
-"""The base model of an export: how it is built again, and where its weights come from."""
+"""An export's base model: how it is built, where its weights come from; its adapter for PEFT."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import InputError
 from ..models.config import ModelConfig
@@ -28,6 +28,7 @@ from ..task.backbone import Backbone
 from ..user_code import FROM_PYTHON, file_of
 
 WEIGHTS = "model.safetensors"
+HEAD_FILE = "head.safetensors"
 OWN_CODE = "code"  # the folder for the user's own files
 
 _DEFAULTS = {field.name: field.default for field in fields(Backbone)}
@@ -241,6 +242,41 @@ class Network:
             "image_std": by_channel(about["std"]),
         }
         (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def write_adapter(
+    network: Network,
+    lora: Mapping[str, tuple[Tensor, Tensor]],
+    magnitudes: Mapping[str, Tensor],
+    out: Path,
+    base: str | None,
+) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` for ``peft.PeftModel``, for
+    the model called ``base`` or in that folder. ``lora`` has A ``[r, d_in]`` and B ``[d_out, r]``
+    by projection, any scaling inside B, and ``magnitudes`` DoRA's m ``[d_out]``, or none."""
+    from peft import LoraConfig
+
+    strip = network.backbone.encoder_prefix
+    ranks: dict[str, int] = {}
+    tensors: dict[str, Tensor] = {}
+    for path, (A, B) in lora.items():
+        name = f"base_model.model.{path.removeprefix(strip)}"
+        ranks[path.removeprefix(strip)] = len(A)
+        tensors[f"{name}.lora_A.weight"] = A
+        tensors[f"{name}.lora_B.weight"] = B
+        if path in magnitudes:
+            tensors[f"{name}.lora_magnitude_vector"] = magnitudes[path]
+    rank = next(iter(ranks.values()))
+    others = {path: client_rank for path, client_rank in ranks.items() if client_rank != rank}
+    # B holds the scaling already, so alpha = rank: PEFT's factor alpha / rank is 1
+    config = LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=list(ranks), rank_pattern=others,
+        alpha_pattern=dict(others), base_model_name_or_path=base,
+        task_type=network.backbone.objective.peft_task,
+        use_dora=bool(magnitudes), inference_mode=True,
+    )  # fmt: skip
+    config.save_pretrained(str(out))
+    write_tensors(out / "adapter_model.safetensors", tensors)
 
 
 def own_place(module: str) -> str:

@@ -8,8 +8,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from fedtailor.export.adapter import write_adapter
-from fedtailor.export.network import Network
+from fedtailor.export.network import Network, write_adapter
 from fedtailor.methods.flora import FLoRA
 from fedtailor.models import ModelConfig
 from fedtailor.random import key
