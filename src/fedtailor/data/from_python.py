@@ -207,9 +207,8 @@ class Data:
             if not isinstance(one, str | Path):
                 raise InputError(f"{name} = {brief(one, 60)}: must be a file's name")
         fields = {"path": str(path), "test_path": None if test is None else str(test)}
-        columns: dict[str, Any] = {"text": text, "text_pair": text_pair, "client": client}
-        columns = _named(columns) | {"label": _columns(label)}
-        return cls({**fields, **columns, **_stated(task, classes)})
+        columns = _named({"text": text, "text_pair": text_pair, "client": client})
+        return cls({**fields, **columns, "label": _columns(label), **_stated(task, classes)})
 
     @classmethod
     def from_hub(

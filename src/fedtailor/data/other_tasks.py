@@ -40,14 +40,6 @@ def pair_of(texts: Sequence[str], usual: str | None) -> tuple[str, ...]:
     return next((pair for pair in found if usual is None or usual in pair), ())
 
 
-def is_pair(pair: Sequence[str], task: str, option: str) -> InputError:
-    """The error for two columns that are a pair, where the task reads one text."""
-    return InputError(
-        f"columns {brief(pair[0])} and {brief(pair[1])} are a pair of texts, and the task {task!r} "
-        f"reads one; to train on one of them alone, name it with {option}"
-    )
-
-
 def recognised(columns: Mapping[str, Sequence[Any]]) -> tuple[Objective, Roles] | None:
     """Return the task that a table is surely for, by the first values of its columns, and which
     columns it reads; None: a text or a picture and a label, or texts alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import InputError
+from ..errors import InputError, brief
 from ..objectives.objective import Objective
 from . import other_tasks
 from .config import DataConfig
@@ -53,7 +53,10 @@ def named_pair(
         return {}
     found = other_tasks.pair_of(texts, usual_column(objective.input_names, texts))
     if found and not objective.takes_pairs:
-        raise other_tasks.is_pair(found, objective.name, option)
+        raise InputError(
+            f"columns {brief(found[0])} and {brief(found[1])} are a pair of texts, and the task "
+            f"{objective.name!r} reads one; to train on one of them alone, name it with {option}"
+        )
     return dict(zip(("text", "text_pair"), found, strict=False))
 
 
