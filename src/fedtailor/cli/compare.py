@@ -6,16 +6,15 @@ import argparse
 from pathlib import Path
 
 from ..errors import InputError
+from .options import add_flag
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print it as JSON")
-    form.add_argument("--csv", action="store_true", help="print plain numbers as CSV")
-    form.add_argument(
-        "--latex", action="store_true", help="print the tables as LaTeX, with booktabs"
-    )
+    add_flag(form, "--json", "print it as JSON")
+    add_flag(form, "--csv", "print plain numbers as CSV")
+    add_flag(form, "--latex", "print the tables as LaTeX, with booktabs")
     parser.add_argument(
         "--metric",
         help="what to show: loss, or what evaluate.metrics names, e.g. macro_f1; the reported "

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .export import say_how_to_try
-from .options import add_json, add_settings
+from .options import add_flag, add_json, add_settings
 from .serve import add_endpoint, check_endpoint, serve_until_stopped
 
 if TYPE_CHECKING:
     from ..deploy.folder import Deployment
 
 Step = Callable[[argparse.Namespace], None]
+
+_INSECURE = "without TLS and keys; for one machine, to try it"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,24 +33,22 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_settings(init, "change a value of the experiment, as in fedtailor run; repeatable")
 
     certs = _step(commands, "certs", _certs, "make the certificates and keys that are missing")
-    certs.add_argument("--force", action="store_true", help="make all anew; the old ones are lost")
+    add_flag(certs, "--force", "make all anew; the old ones are lost")
 
     new = _step(commands, "add-site", _add_site, "add a site that joins when the training is over")
     new.add_argument("--name", required=True)
     new.add_argument("--clients", type=int, default=1, metavar="N", help="default: 1")
 
     server = _step(commands, "server", _server, "start Flower's SuperLink, and let the sites in")
-    _add_insecure(server)
+    add_flag(server, "--insecure", _INSECURE)
 
     client = _step(commands, "client", _client, "start Flower's SuperNode at a site")
     client.add_argument("--site", required=True, metavar="NAME")
     client.add_argument("--data", required=True, help="the site's file, or a data set's name")
     add_settings(client, "another column or limit here, e.g. label=diagnosis; repeatable")
-    client.add_argument(
-        "--tell-labels", action="store_true",
-        help="tell the server how many examples of each class there are, for fedtailor advise",
-    )  # fmt: skip
-    _add_insecure(client)
+    what = "tell the server how many examples of each class there are, for fedtailor advise"
+    add_flag(client, "--tell-labels", what)
+    add_flag(client, "--insecure", _INSECURE)
 
     _step(commands, "run", _run, "run the experiment, or go on with it")
 
@@ -62,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     _add_model(export)
     export.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    export.add_argument("--merge", action="store_true", help="one full model, no adapter")
+    add_flag(export, "--merge", "one full model, no adapter")
 
     serving = _step(commands, "serve", _serve, "serve a client's own language model, at its site")
     _add_model(serving)
@@ -87,12 +87,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", metavar="LABEL", help="default: the only one")
     parser.add_argument("--seed", type=int, help="default: the experiment's first")
     parser.add_argument("--client", help="a client's name or number; default: the only one")
-
-
-def _add_insecure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--insecure", action="store_true", help="without TLS and keys; for one machine, to try it"
-    )
 
 
 def _open(folder: Path) -> Deployment:

@@ -31,10 +31,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    from ..runs.experiment import configured_method
+    from ..methods import METHODS
+    from ..runs.experiment import Experiment, configured_method
 
     if options.method == "experiment":
-        _describe_experiment(as_json=options.json)
+        every = _fields(Experiment({"local": METHODS["local"]()}))
+        fields = [field for field in every if field["field"] != "methods"]
+        print(json.dumps({"fields": fields}, indent=2) if options.json else _table(fields))
         return
     configured = configured_method(options.method)
     method, fields = type(configured), list(_fields(configured))
@@ -44,15 +47,6 @@ def command(options: argparse.Namespace) -> None:
         print(json.dumps({**described, "fields": fields}, indent=2))
         return
     print("\n\n".join(_sections(method, fields)))
-
-
-def _describe_experiment(*, as_json: bool) -> None:
-    from ..methods import METHODS
-    from ..runs.experiment import Experiment
-
-    every = _fields(Experiment({"local": METHODS["local"]()}))
-    fields = [field for field in every if field["field"] != "methods"]
-    print(json.dumps({"fields": fields}, indent=2) if as_json else _table(fields))
 
 
 def summary(method: type[Method]) -> str:

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 from ..errors import announce
-from .options import add_trained, add_which
+from .options import add_flag, add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_trained(parser)
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--client", help="a client's name or number; default: the global model")
-    whose.add_argument("--all-clients", action="store_true", help="a folder for each client")
+    add_flag(whose, "--all-clients", "a folder for each client")
     add_which(parser)
-    parser.add_argument("--merge", action="store_true", help="one full model instead of an adapter")
+    add_flag(parser, "--merge", "one full model instead of an adapter")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, naming, unknown
-from .options import add_json
+from .options import add_flag, add_json
 
 if TYPE_CHECKING:
     from ..data.survey import Roles, Survey
@@ -46,11 +46,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a built-in model, owner/model of the hub, or a folder")
     parser.add_argument("--methods", metavar="NAME,...", help="the methods to compare")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: DATA's name with .toml")
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
-    parser.add_argument(
-        "--yes", action="store_true",
-        help="ask nothing; take the guesses, as new always does outside a terminal",
-    )  # fmt: skip
+    add_flag(parser, "--overwrite", "replace a file that exists")
+    what = "ask nothing; take the guesses, as new always does outside a terminal"
+    add_flag(parser, "--yes", what)
     add_json(parser, "what the table holds")
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..store.format import as_json
-from .options import add_json, add_trained, add_which
+from .options import add_flag, add_json, add_trained, add_which
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--passes", type=int, metavar="N",
         help="rounds' worth of local training; default: evaluate.novel_passes",
     )  # fmt: skip
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a client that joined under this name"
-    )
+    add_flag(parser, "--overwrite", "replace a client that joined under this name")
     add_json(parser, "the result")
 
 

@@ -60,4 +60,9 @@ def add_which(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser, what: str = "it") -> None:
     """Take ``--json``."""
-    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+    add_flag(parser, "--json", f"print {what} as JSON")
+
+
+def add_flag(parser: argparse._ActionsContainer, name: str, what: str) -> None:
+    """Take an option without a value."""
+    parser.add_argument(name, action="store_true", help=what)

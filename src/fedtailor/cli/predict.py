@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, announce, brief, naming
 from ..store.format import as_json
-from .options import add_trained, add_which, at_least_one
+from .options import add_flag, add_trained, add_which, at_least_one
 
 if TYPE_CHECKING:
     from ..inference.model import PersonalModel
@@ -21,10 +21,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_trained(parser)
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--client", help="a client's name or number; default: the global model")
-    whose.add_argument(
-        "--by-client", action="store_true",
-        help="each row with the model of the client that its column names (the run's data.client)",
-    )  # fmt: skip
+    what = "each row with the model of the client that its column names (the run's data.client)"
+    add_flag(whose, "--by-client", what)
     add_which(parser)
     parser.add_argument(
         "--input", required=True, metavar="FILE",
@@ -36,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="columns of the input that the output has, too, such as an id",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, not csv")
+    add_flag(parser, "--json", "one JSON object a line, not csv")
     parser.add_argument(
         "--max-new-tokens", type=at_least_one, default=32, metavar="N",
         help="of a language model's text",

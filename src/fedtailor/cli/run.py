@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..trackers import TRACKERS
-from .options import add_experiment, add_json
+from .options import add_experiment, add_flag, add_json
 from .track import followed
 
 if TYPE_CHECKING:
@@ -19,28 +19,21 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     add_experiment(parser, or_run=True)
     parser.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="remove the run in the directory, and start anew"
-    )
+    add_flag(parser, "--overwrite", "remove the run in the directory, and start anew")
     parser.add_argument(
         "--part",
         metavar="K/N",
         help="run the K-th of N portions of all methods and seeds; fedtailor merge joins them",
     )
     add_json(parser, "the table")
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="trace one round (RUN/trace.json.gz) and print where its time went",
+    add_flag(
+        parser, "--profile", "trace one round (RUN/trace.json.gz) and print where its time went"
     )
     parser.add_argument(
         "--track", choices=TRACKERS, help="let a tracker follow the run (see fedtailor track)"
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print what would run, with estimates of time, bytes and memory; write nothing",
-    )
+    what = "print what would run, with estimates of time, bytes and memory; write nothing"
+    add_flag(parser, "--dry-run", what)
 
 
 def command(options: argparse.Namespace) -> None:

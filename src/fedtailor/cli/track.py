@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trackers import TRACKERS
+from .options import add_flag
 
 if TYPE_CHECKING:
     from ..runs.callbacks import OnRound
@@ -25,10 +26,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="the tracker's project (default: the experiment's name); with tensorboard the folder "
         "of the event files (default: RUN/tensorboard)",
     )
-    parser.add_argument(
-        "--follow", action="store_true", help="go on until every method has ended with every seed"
-    )
-    parser.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
+    add_flag(parser, "--follow", "go on until every method has ended with every seed")
+    add_flag(parser, "--until-closed", argparse.SUPPRESS)
 
 
 def command(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError, announce, whole_number
 from ..store.format import as_json
-from .options import add_json
+from .options import add_flag, add_json
 
 if TYPE_CHECKING:
     from ..watch.follow import Follower
@@ -25,7 +25,7 @@ _WIDTH = 120  # of a table without a terminal
 def add(parser: argparse.ArgumentParser) -> None:
     what = "a run directory, or a deployment's folder"
     parser.add_argument("run", type=Path, metavar="RUN", help=what)
-    parser.add_argument("--once", action="store_true", help="show how the run stands, and end")
+    add_flag(parser, "--once", "show how the run stands, and end")
     add_json(parser, "how the run stands, once,")
     parser.add_argument(
         "--serve",
