@@ -93,7 +93,9 @@ def _tests(out: Path) -> Iterator[Test]:
     seeds = begun | {path.stem for path in out.glob("partitions/seed-*.json")}
     for path in (out / "partitions" / f"{seed}.json" for seed in sorted(seeds)):
         yield path, partial(_holdings, path)
-        yield from _of_trained_rows(path)
+        rows, stated = path.with_name(f"{path.stem}-trained.safetensors"), _read(path) or {}
+        if stated.get("trained") is not None or rows.exists():
+            yield rows, partial(check_trained_rows, rows, stated.get("trained"))
     for folder in sorted(out.glob("methods/*/seed-*")):
         yield from _of_trial(folder)
 
@@ -106,14 +108,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _of_trained_rows(path: Path) -> Iterator[Test]:
-    """Of the hashes of trained rows that belong to the manifest at ``path``."""
-    stated = (_read(path) or {}).get("trained")
-    file = path.with_name(f"{path.stem}-trained.safetensors")
-    if stated is not None or file.exists():
-        yield file, partial(check_trained_rows, file, stated)
-
-
 def _of_trial(folder: Path) -> Iterator[Test]:
     commit, expected = None, dict[Path, str | None]()
     with suppress(InputError):  # which the tests of the commit and of the logs tell
@@ -121,7 +115,8 @@ def _of_trial(folder: Path) -> Iterator[Test]:
             return
         commit = read_commit(folder)
         expected = expected_files(folder, commit)
-    yield folder / "commit.json", partial(_commit, folder)
+    file = folder / "commit.json"
+    yield file, lambda: _json(file, read_commit(folder).seed)
     if commit is None:  # nothing says which of its files count
         return
     for log in LOGS:
@@ -153,10 +148,6 @@ def _json(path: Path, seed: int | None = 0) -> bool:
     if seed is None:
         raise damaged(path, "it does not say which seed it belongs to")
     return b'"checksum"' in path.read_bytes()
-
-
-def _commit(folder: Path) -> bool:
-    return _json(folder / "commit.json", read_commit(folder).seed)
 
 
 def _holdings(path: Path) -> bool:

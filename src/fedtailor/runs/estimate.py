@@ -104,15 +104,14 @@ def start_summary(inputs: Inputs, left: Left, ranks: int = 1) -> StartSummary:
 
 def _privacy(inputs: Inputs) -> str:
     """What the run spends of privacy with the seed that spends the most; empty where nothing is."""
-    plan, spent = inputs.experiment.plan, dict[float, Federation]()
-    for federation in inputs.federations.values() if inputs.spends else ():
-        if account := plan.account(federation):
-            spent.setdefault(account.spent(plan.rounds).epsilon, federation)
-    if not spent:
+    plan, asked = inputs.experiment.plan, inputs.asked or inputs.experiment.rounds
+    federations = inputs.federations.values() if inputs.spends else ()
+    accounts = [
+        (one, federation) for federation in federations if (one := plan.account(federation))
+    ]
+    if not accounts:
         return ""
-    federation = spent[max(spent)]
-    account, asked = plan.account(federation), inputs.asked or plan.rounds
-    assert account is not None
+    account, federation = max(accounts, key=lambda pair: pair[0].spent(plan.rounds).epsilon)
     cut = f"; {asked} rounds would spend more: privacy.stop" if asked > plan.rounds else ""
     usual = f"; {account.usual_delta}" if plan.privacy.delta is None else ""
     weak = f"; {_WEAK_WORDS}" if account.delta > _WEAK else ""

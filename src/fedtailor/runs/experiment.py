@@ -87,7 +87,13 @@ class Experiment:
                 "would not be counted; leave one of them out"
             )
         if self.has_public:
-            self._check_public()
+            own, public = self.data, self.public
+            is_same = (own.name, own.path, own.subset) == (public.name, public.path, public.subset)
+            if is_same and (own.limit is None or public.skip < own.skip + own.limit):
+                raise InputError(
+                    "public names the clients' own data: keep their rows apart by data.limit and a "
+                    "public.skip that is at least as large"
+                )
         elif self.public != DataConfig():
             raise InputError("public names no data; set public.name or public.path")
 
@@ -95,16 +101,6 @@ class Experiment:
     def has_public(self) -> bool:
         """Whether there are public examples beside the clients'."""
         return self.public.name is not None or self.public.path is not None
-
-    def _check_public(self) -> None:
-        data, public = self.data, self.public
-        if (data.name, data.path, data.subset) != (public.name, public.path, public.subset):
-            return
-        if data.limit is None or public.skip < data.skip + data.limit:
-            raise InputError(
-                "public names the clients' own data: keep their rows apart by data.limit and a "
-                "public.skip that is at least as large"
-            )
 
     @cached_property
     def plan(self) -> Plan:
@@ -226,18 +222,16 @@ def own_code(content: Mapping[str, Any]) -> Iterator[OwnCode]:
     methods = content.get("methods", {})
     if isinstance(methods, list):
         methods = {method["label"]: method for method in methods}
-    places: list[tuple[str, str, Any, str | int]] = [
-        (f"methods.{label}", f"methods/{label}", one, "class") for label, one in methods.items()
-    ]
-    places.append(("model.factory", "factory", content.get("model"), "factory"))
-    sections = [one for one in places if isinstance(one[2], dict) and one[3] in one[2]]
+    every = [OwnCode(f"methods.{k}", one, "class", f"methods/{k}") for k, one in methods.items()]
+    every.append(OwnCode("model.factory", content.get("model"), "factory", "factory"))
+    for code in every:
+        if isinstance(code.section, dict) and isinstance(code.section.get(code.name), str):
+            yield code
     evaluate = content.get("evaluate")
-    if isinstance(evaluate, dict) and isinstance(metrics := evaluate.get("metrics"), list):
-        of_metrics = ("evaluate.metrics", "metrics", metrics)
-        sections += [(*of_metrics, at) for at, one in enumerate(metrics) if ":" in str(one)]
-    for key, folder, section, name in sections:
-        if isinstance(section[name], str):
-            yield OwnCode(key, section, name, folder)
+    metrics = evaluate.get("metrics") if isinstance(evaluate, dict) else None
+    for at, metric in enumerate(metrics if isinstance(metrics, list) else ()):
+        if isinstance(metric, str) and ":" in metric:
+            yield OwnCode("evaluate.metrics", metrics, at, "metrics")
 
 
 def _resolve_files(content: dict[str, Any], folder: Path) -> None:

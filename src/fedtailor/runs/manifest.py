@@ -46,7 +46,11 @@ def check_same(
     """Check that ``trials`` of ``experiment``, pairs (seed, label), or all can be run in ``out``,
     where nothing is, or a run that they go on with; return the content of ``experiment.json`` for
     them."""
-    wanted: dict[str, Any] = json.loads(json.dumps(_content(experiment)))
+    content = {"format": FORMAT, **experiment.as_dict()}
+    hashes = {place: origin.sha256 for place, origin in experiment.sources.items()}
+    if sources := {k: sha256 for k, sha256 in hashes.items() if not k.startswith("methods/")}:
+        content["sources"] = sources
+    wanted: dict[str, Any] = json.loads(json.dumps(content))
     for place in (out, *out.parents):
         if place.exists() and not place.is_dir():
             raise InputError(f"{place} is a file; the output must be a directory")
@@ -119,13 +123,6 @@ def open_run(out: Path, settings: Settings = ()) -> Experiment:
     if settings:
         content["methods"] = by_label(content["methods"])
     return parse(changed(content, settings))
-
-
-def _content(experiment: Experiment) -> dict[str, Any]:
-    content = {"format": FORMAT, **experiment.as_dict()}
-    hashes = {place: origin.sha256 for place, origin in experiment.sources.items()}
-    sources = {k: sha256 for k, sha256 in hashes.items() if not k.startswith("methods/")}
-    return {**content, "sources": sources} if sources else content
 
 
 def write_manifest(

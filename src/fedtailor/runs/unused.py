@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..method import FineTuning, Method
+from ..method import FineTuning
 from ..objectives.objective import Objective
 from ..optim import Optimiser
 from .experiment import Experiment
@@ -67,16 +67,13 @@ def unused(experiment: Experiment, labels: Sequence[str], task: Objective) -> li
             f"model.chat_template = {template!r} has no effect on training the task {task.name!r}"
         )
     for label in labels:
-        found += _of_method(f"methods.{label}", experiment.methods[label])
+        method, where = experiment.methods[label], f"methods.{label}"
+        if isinstance(method, FineTuning):
+            found += _unused(where, method, _METHOD)
+        for field in fields(method):
+            if isinstance(one := getattr(method, field.name), Optimiser):
+                found += _unused(f"{where}.{field.name}", one, _OPTIMISER, field.default)
     return found
-
-
-def _of_method(name: str, method: Method) -> Iterator[str]:
-    if isinstance(method, FineTuning):
-        yield from _unused(name, method, _METHOD)
-    for field in fields(method):
-        if isinstance(one := getattr(method, field.name), Optimiser):
-            yield from _unused(f"{name}.{field.name}", one, _OPTIMISER, field.default)
 
 
 def _unused(name: str, section: Any, needed: Needed, usual: Any = None) -> Iterator[str]:
