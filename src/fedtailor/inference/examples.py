@@ -96,7 +96,11 @@ def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
     channels, height, width = shape
     name: object = "a picture"
     if isinstance(value, str | Path):
-        name, value = value, _opened(Path(value))
+        name, path = value, Path(value)
+        try:
+            value = opened(path, path)
+        except FileNotFoundError:
+            raise missing_file(path) from None
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "convert"):
             raise InputError(
@@ -115,10 +119,3 @@ def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
         array = Images(array[None]).resized(height, width).values[0]
     fitting: NDArray[Any] = array
     return fitting
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return opened(path, path)
-    except FileNotFoundError:
-        raise missing_file(path) from None

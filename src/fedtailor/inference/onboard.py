@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import random
-from ..data import Data, DataConfig
+from ..data import Data
 from ..data.federation import Federation, Split
 from ..data.natural_clients import columns_of_client
 from ..data.sources import load_data, read_columns
@@ -243,7 +243,9 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
         classes=tuple(trained.data["classes"]),
         scale=tuple(trained.data["scale"])[:2] if scaled else (),
     )  # fmt: skip
-    column = config.client or _client_column(config, ours.client)
+    column = config.client or None
+    if column is None and ours.client is not None and config.path is not None:
+        column = ours.client if ours.client in local_table(config.path).column_names else None
     config = replace(config, client=column, templates=ours.templates if column else ())
     columns = source.columns or read_columns(config)
     where = config.path or "the data"
@@ -257,12 +259,6 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     # a new client need not have rows of every class
     own = (one for one in dataset.omissions if one.kind != "no-row-of-class")
     return replace(dataset, omissions=(*others, *own))
-
-
-def _client_column(config: DataConfig, name: str | None) -> str | None:
-    if name is None or config.path is None:
-        return None
-    return name if name in local_table(config.path).column_names else None
 
 
 def _federation(

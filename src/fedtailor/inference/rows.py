@@ -177,7 +177,7 @@ def _rows(
     usual = objective_of_data(data).target_names
     label = data.label or usual_column(usual, list(table[0]))
     labels, clients = (
-        [_cell(row.get(name)) for row in table]
+        ["" if (cell := row.get(name)) is None else str(cell).strip() for row in table]
         if isinstance(name, str) and name in table[0]
         else None
         for name in (label, data.client)
@@ -185,10 +185,6 @@ def _rows(
     numbered = {str(n): name for n, name in enumerate(getattr(features.get(label), "names", ()))}
     labels = labels and [numbered.get(one, one) for one in labels]
     return Rows(inputs, labels, clients, table)
-
-
-def _cell(cell: Any) -> str:
-    return "" if cell is None else str(cell).strip()
 
 
 def clients_of(

@@ -17,33 +17,21 @@ from ..layers.parts import patterns_of
 
 ALL_LINEAR = "all-linear"  # PEFT's word
 _NUMBER = re.compile(r"\.[0-9]+\.")
-_BERT = ("layer.#.attention.output.dense", "layer.#.output.dense")
-_LLAMA = ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")
-_CONVNEXT = ("layers.#.pwconv1", "layers.#.pwconv2")
+_LIKE_BERT = ("bert", "roberta", "xlm-roberta", "electra", "deberta-v2")
+_LIKE_LLAMA = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo", "olmo2",
+)  # fmt: skip
 
 PROJECTIONS: dict[str, tuple[str, ...]] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "electra": _BERT,
-    "deberta-v2": _BERT,
+    **dict.fromkeys(_LIKE_BERT, ("layer.#.attention.output.dense", "layer.#.output.dense")),
     "mpnet": ("layer.#.attention.attn.o", "layer.#.output.dense"),
     "distilbert": ("layer.#.attention.out_lin", "layer.#.ffn.lin2"),
     "modernbert": ("layers.#.attn.Wo", "layers.#.mlp.Wo"),
     "t5": ("block.#.layer.#.SelfAttention.o", "block.#.layer.#.DenseReluDense.wo"),
     "bart": ("layers.#.self_attn.out_proj", "layers.#.fc2"),
     "gpt2": ("h.#.attn.c_proj", "h.#.mlp.c_proj"),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "gemma": _LLAMA,
-    "gemma2": _LLAMA,
-    "gemma3_text": _LLAMA,
+    **dict.fromkeys(_LIKE_LLAMA, ("layers.#.self_attn.o_proj", "layers.#.mlp.down_proj")),
     "phi": ("layers.#.self_attn.dense", "layers.#.mlp.fc2"),
-    "phi3": _LLAMA,
-    "olmo": _LLAMA,
-    "olmo2": _LLAMA,
     "falcon": ("h.#.self_attention.dense", "h.#.mlp.dense_4h_to_h"),
     "vit": ("layers.#.attention.o_proj", "layers.#.mlp.fc2"),
     "dinov2": (  # the second before transformers 5.18
@@ -52,8 +40,7 @@ PROJECTIONS: dict[str, tuple[str, ...]] = {
         "layer.#.mlp.fc2",
     ),
     "swin": ("blocks.#.attention.o_proj", "blocks.#.mlp.fc2"),
-    "convnext": _CONVNEXT,
-    "convnextv2": _CONVNEXT,
+    **dict.fromkeys(("convnext", "convnextv2"), ("layers.#.pwconv1", "layers.#.pwconv2")),
 }
 """For each model type, how the paths of a block's attention output and feed-forward output end; the
 first number is the block's. ConvNeXt has no attention: these are its two pointwise layers."""

@@ -146,7 +146,8 @@ def _load_weights(
             f"{others[0]!r} among others"
         )
     new = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-    head = {name for name in new if _in_head(name, find_head(model), config.head)}
+    of_head = [*(f"{path}.*" for path in find_head(model)), *(f"{one}.*" for one in config.head)]
+    head = {name for name in new if any(fnmatchcase(name, pattern) for pattern in of_head)}
     missing = sorted(name for name in new - head if ".pooler." not in f".{name}")
     if missing:
         raise InputError(
@@ -203,12 +204,6 @@ def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> N
         raise InputError(
             f"{text} of 4 bytes; this machine has a memory of {memory:,} bytes: take a smaller one"
         )
-
-
-def _in_head(name: str, head: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
-    return name.startswith(tuple(f"{path}." for path in head)) or any(
-        fnmatchcase(name, f"{pattern}.*") for pattern in patterns
-    )
 
 
 def _image_inputs(config: ModelConfig, source: str, hf: Any) -> ImageInputs:

@@ -228,7 +228,12 @@ class TrainedMethod:
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
         if fits_anything(self.method, private) and self._is_novel(number):
-            return self._joined(number, private)
+            plan = self.experiment.plan
+            (request,) = join_requests(
+                self.federation, plan.local, [number], self.round, plan.evaluate.novel_passes,
+                lambda client: private,
+            )  # fmt: skip
+            return self._works.join.state(self.server, request)
         received = self.method.send(self.task, self.server, number)
         if passes == 0:
             return {**aligned(received), **private}
@@ -240,14 +245,6 @@ class TrainedMethod:
         if novel == 0 or self.committed_states.read(number):
             return False
         return number in self.federation.novel(novel)
-
-    def _joined(self, number: int, private: Params) -> Params:
-        """What a novel client uses after its few passes."""
-        passes, local = self.experiment.evaluate.novel_passes, self.experiment.local
-        (request,) = join_requests(
-            self.federation, local, [number], self.round, passes, lambda client: private
-        )
-        return self._works.join.state(self.server, request)
 
     @cached_property
     def _works(self) -> Works:

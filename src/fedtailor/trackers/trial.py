@@ -75,8 +75,9 @@ class TrackedTrial:
         shared = {k: v for k, v in self.experiment.items() if k not in ("methods", "seeds")}
         (method,) = (m for m in self.experiment["methods"] if m["label"] == self.label)
         versions = json.loads(self.environment).get("versions", {})
-        whole = {**shared, "seed": self.seed, "method": method, "versions": versions}
-        return {name: _plain(value) for name, value in dotted(whole).items()}
+        whole = dotted({**shared, "seed": self.seed, "method": method, "versions": versions})
+        plain = str | int | float | bool
+        return {k: v if isinstance(v, plain) else json.dumps(v) for k, v in whole.items()}
 
     def rewind(self) -> None:
         """Let the next call of `points` begin with the first round."""
@@ -169,7 +170,3 @@ def _of_evaluation(line: EvaluationLine) -> Values:
 
 def _numbers(values: Values) -> Values:
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}
-
-
-def _plain(value: Any) -> str | int | float | bool:
-    return value if isinstance(value, str | int | float | bool) else json.dumps(value)

@@ -14,14 +14,6 @@ from .trial import TrackedTrial, Values
 ERRORS = (wandb.Error,)
 
 
-def _remove_offline_files(key: str) -> None:
-    """Without a connection: remove the files of a run, which are going to be written anew."""
-    settings = wandb.setup().settings
-    if settings.mode in ("offline", "dryrun"):
-        for folder in Path(settings.wandb_dir).glob(f"offline-run-*-{key}"):
-            shutil.rmtree(folder)
-
-
 class WandB(Tracker):
     """A tracker. W&B itself says which rounds a run has; without a connection it can't, and the
     run's files are written anew."""
@@ -32,7 +24,10 @@ class WandB(Tracker):
 
     def begin(self, trial: TrackedTrial) -> int:
         name = str(trial.experiment["name"])
-        _remove_offline_files(trial.key)
+        settings = wandb.setup().settings
+        if settings.mode in ("offline", "dryrun"):  # the run's files are written anew
+            for folder in Path(settings.wandb_dir).glob(f"offline-run-*-{trial.key}"):
+                shutil.rmtree(folder)
         quiet = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
         )

@@ -86,7 +86,10 @@ class Follower:
         self._trials.sort(key=lambda one: experiment["seeds"].index(one.known.seed))  # as they run
 
     def _state(self, *, is_running: bool) -> RunState:
-        running = self._current() if is_running else None
+        # the trial that runs: the one that was written to last, of those that have rounds left
+        begun = [one for one in self._trials if one.activity and not one.has_ended]
+        last = max(begun, key=lambda one: one.activity, default=None)
+        running = last if is_running else None
         states = tuple(
             one.state(is_current=one is running, is_running=is_running) for one in self._trials
         )
@@ -104,11 +107,6 @@ class Follower:
             tuple(self._log),
             str(report) if report.is_file() else None,
         )
-
-    def _current(self) -> FollowedTrial | None:
-        """The trial that runs: the one that was written to last, of those that have rounds left."""
-        begun = [one for one in self._trials if one.activity and not one.has_ended]
-        return max(begun, key=lambda one: one.activity, default=None)
 
     def _seconds_left(
         self, states: Sequence[TrialState], running: FollowedTrial | None
