@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,13 @@ from ..data.pixels import opened, pixels
 from ..data.table import Images, Tokens
 from ..data.tokens import encode
 from ..errors import InputError, brief, missing_file
+from ..objectives.encoding import Tokenizer
 from ..objectives.objective import Objective
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def text_examples(
     values: Any,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: Tokenizer | None,
     max_length: int,
     objective: Objective,
     *,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from .. import random
 from ..errors import InputError
 from ..objectives import objective_of
+from ..objectives.encoding import Tokenizer
 from ..objectives.objective import Objective
 from ..task.backbone import Backbone, LoRAOptions
 from ..task.batch_norm import BatchNormMode
@@ -29,9 +29,6 @@ from .packages import BUILTIN, Builtin, Modality, quiet
 from .pooled import Pooled
 from .source import check_revision, faults_of_files, locate, origin, transformers_config
 from .transformer import build_transformer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _SMALL, _LARGE = 96, 224  # pixels: the sides of EfficientNet-Lite0's input
 
@@ -135,7 +132,7 @@ def load_model(
     )
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     """Load the tokenizer of the model that ``config`` names; its end-of-text token stands in for a
     missing padding token. None for a model that reads no text, and for a folder without a
     tokenizer's files.
@@ -172,7 +169,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     if not reads_text or _has_no_tokenizer(Path(source)):
         return None
     with faults_of_files(f"can't load the tokenizer of {config.name!r}"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
             source, **origin(source, config.revision)
         )
         tokenizer("a")  # what is wrong with some shows in use alone

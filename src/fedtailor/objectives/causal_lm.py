@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .encoding import Example, Tokenizer, Values, encodings, filler, with_end
-from .objective import IGNORED
+from .objective import IGNORED, Tensor
 from .writing import Ids, Writing
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Exported(ABC):

@@ -8,17 +8,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed, spelt
 from .cells import Cells, is_blank, trimmed, whole
-from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Words
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Tensor, Words
 
 Labels = NDArray[np.int64]
 Probabilities = NDArray[np.float64]

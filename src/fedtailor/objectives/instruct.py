@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,8 @@ from ..errors import InputError, brief, listed
 from .causal_lm import CausalLM
 from .cells import is_blank, parsed, rows_of, written
 from .encoding import Example, Tokenizer, Values
-from .objective import IGNORED, Roles
+from .objective import IGNORED, Roles, Tensor
 from .writing import Ids
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _WHOLE = ("messages", "conversations", "conversation")  # usual names of a column of messages

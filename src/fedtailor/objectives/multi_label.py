@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
 from .classification import BETWEEN, largest, numbered, with_several
-from .objective import OF_ROWS, MetricFunction, Objective, Roles, Scores, Targets, Words
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .objective import OF_ROWS, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 
 Holds = NDArray[np.integer[Any]]  # 0 or 1: whether each label holds, [n, labels]
 Predictions = NDArray[np.float64]  # each label's probability, then the threshold: [n, labels + 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from .cells import Cells
 from .encoding import Example, Tokenizer, Values, whole_texts
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
+Tensor: TypeAlias = "torch.Tensor"  # which takes long to import
 IGNORED = -100  # a target that stands for none
 REFERENCE = "cached.reference"  # in a batch: what a model `compares` with
 OWN_METRIC = "own_metric"  # of each client another one, by an experiment's choice

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,8 @@ from ..errors import InputError, brief
 from .cells import is_blank, parsed, rows_of, written
 from .encoding import Example, Tokenizer, Values
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
-from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets
+from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets, Tensor
 from .writing import token_losses
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _CHOSEN, _REJECTED = "chosen", "rejected"
 _BETA = 0.1

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,9 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, is_blank, parsed
 from .encoding import Example, Tokenizer, Values, filler
-from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 from .text_metrics import exact_match, span_f1
 from .writing import token_losses
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LEAST = 32  # tokens of a window, so that there is room for the context
 

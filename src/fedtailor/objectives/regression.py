@@ -7,17 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
 from .cells import Cells, is_blank, with_points
-from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Words
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Tensor, Words
 
 Numbers = NDArray[np.float64]
 _MOST = 1e30  # of a target; its square and sums of squares stay finite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, is_blank
 from .encoding import Example, Tokenizer, Values, encodings, whole_texts, with_end
-from .objective import Roles, Targets
+from .objective import Roles, Targets, Tensor
 from .writing import Ids, Writing
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _LONG = 4  # words of a target, on average, that is surely no class
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,8 @@ from ..errors import InputError, brief, listed
 from .cells import Cells, is_blank, parsed
 from .classification import Classification
 from .encoding import Example, Tokenizer, Values, encodings, filler
-from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Words
+from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 from .writing import token_losses
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Sentences = Sequence[Sequence[str]]
 Tagged = list[tuple[str, str | None]]

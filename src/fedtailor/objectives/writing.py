@@ -5,13 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from .objective import IGNORED, OWN_METRIC, MetricFunction, Objective, Scores
+from .objective import IGNORED, OWN_METRIC, MetricFunction, Objective, Scores, Tensor
 from .text_metrics import WRITTEN, check_packages
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Ids = Sequence[int]
 
