@@ -6,7 +6,7 @@ import hashlib
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from ..objectives import objective_of
 from ..objectives.objective import IGNORED, Objective
 from ..params import Batch
 from .names import check_names
-
-if TYPE_CHECKING:
-    from .omissions import Omission
+from .omissions import Omission
 
 Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]  # class numbers

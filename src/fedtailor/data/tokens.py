@@ -44,7 +44,13 @@ def tokenise(
         raise InputError(
             f"the tokenizer {type(tokenizer).__name__} is not fast; a fast tokenizer is needed"
         )
-    key = _key(values, tokenizer, max_length, objective, targets)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["truncation"] = content["padding"] = None  # those of the tokenizer's last call
+    special = [tokenizer.eos_token_id, filler(tokenizer), tokenizer.model_input_names]
+    special.append(getattr(tokenizer, "chat_template", None))
+    parts = [_FORMAT, max_length, objective.name, targets is None, special, content]
+    head = json.dumps(parts, sort_keys=True).encode()
+    key = disk_cache.hash_of(head, map(bytes_of, [*values, *(() if targets is None else targets)]))
     folder = disk_cache.cache_dir() / "tokens" / key
     if not folder.is_dir():
         examples = objective.encode(values, targets, tokenizer, max_length)
@@ -58,22 +64,6 @@ def encode(
     """Turn each of some texts into the token ids that the model predicts from, without a cache."""
     examples = objective.encode_prompts(values, tokenizer, max_length)
     return _encoded(_arrays(examples, tokenizer)).inputs
-
-
-def _key(
-    values: Values,
-    tokenizer: Tokenizer,
-    max_length: int,
-    objective: Objective,
-    targets: Values | None,
-) -> str:
-    content = json.loads(tokenizer.backend_tokenizer.to_str())
-    content["truncation"] = content["padding"] = None  # those of the tokenizer's last call
-    special = [tokenizer.eos_token_id, filler(tokenizer), tokenizer.model_input_names]
-    special.append(getattr(tokenizer, "chat_template", None))
-    parts = [_FORMAT, max_length, objective.name, targets is None, special, content]
-    head = json.dumps(parts, sort_keys=True).encode()
-    return disk_cache.hash_of(head, map(bytes_of, [*values, *(() if targets is None else targets)]))
 
 
 def bytes_of(value: Any) -> bytes:
