@@ -36,7 +36,6 @@ _NO_END = (
 )
 _IGNORED = "which are ignored"
 _NONE = ("n/a", "na", "nan", "null", "none", "nil", "-", "--", "?", "#n/a")  # in lower case
-Told = Callable[[Kind, Indices, str], list[Omission]]
 _TIMEOUT = 5.0  # seconds for the hub to answer
 _OF_HUB = {  # fields of data sets of the hub alone, and what they are without it
     "subset": (None,),
@@ -152,16 +151,16 @@ def load_data(
     inputs, rows, labels = _inputs(
         values, rows, columns.num_train, targets, objective, config, tokenizer
     )
-    told = partial(of_rows, groups=groups, names=client_names)
+    told = _Told(config, objective, groups, client_names)
     blanks = [
         np.intersect1d(drawn, rows_with_blanks(one))
         for one in (columns.clients, None if targets is None else columns.labels)
     ]
     omissions = [
         *of_rows("no-client", nobodys, "without a client, left out", None, None),
-        *told("client-blanks", blanks[0], f"with spaces around the client's name, {_IGNORED}"),
-        *told("label-blanks", blanks[1], f"with spaces around the label, {_IGNORED}"),
-        *told("no-label", np.setdiff1d(drawn, labelled), "without a label, left out"),
+        *told.of("client-blanks", blanks[0], f"with spaces around the client's name, {_IGNORED}"),
+        *told.of("label-blanks", blanks[1], f"with spaces around the label, {_IGNORED}"),
+        *told.of("no-label", np.setdiff1d(drawn, labelled), "without a label, left out"),
     ]
     if targets is not None:
         if targets.note:
@@ -170,12 +169,12 @@ def load_data(
         if isinstance(labels, Ragged):  # several of a row
             values_of, owners = labels.values, np.repeat(rows, np.diff(labels.offsets))
         is_train = owners < columns.num_train
-        omissions += _of_classes(targets.classes, values_of, owners, is_train, config, told)
+        omissions += told.of_classes(targets.classes, values_of, owners, is_train)
     if isinstance(values, list) and isinstance(inputs, Tokens):
-        omissions += _of_texts(values, labelled, inputs, rows, config, objective, groups, told)
+        omissions += told.of_texts(values, labelled, inputs, rows)
     elif isinstance(inputs, Images) and config.name not in BUILTIN:
         pictures = [blake2b(one).digest() for one in inputs.contents(np.arange(len(inputs)))]
-        omissions += _repeated(pictures, "picture", rows, groups, told)
+        omissions += told.repeated(pictures, "picture", rows)
     if objective.writes and tokenizer is not None and tokenizer.eos_token_id is None:
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
@@ -200,81 +199,78 @@ def load_data(
     )  # fmt: skip
 
 
-def _of_classes(
-    classes: Sequence[str],
-    values: NDArray[Any],
-    rows: Indices,
-    is_train: NDArray[np.bool_],
-    config: DataConfig,
-    told: Told,
-) -> list[Omission]:
-    """Tell of classes whose name may stand for no label, and of those that no training row has."""
-    found: list[Omission] = []
-    several = values.ndim > 1  # of a row, 0 or 1 each
-    for number, name in enumerate(classes if not config.classes else ()):
-        if name.lower() in _NONE:
-            what = (
-                f"with the label {name!r}, which counts as a class; if it means that there is no "
-                "label, empty these cells"
-            )
-            is_there = values[:, number] > 0 if several else values == number
-            found += told("label-like-none", np.unique(rows[is_there]), what)
-    train = values[is_train]
-    absent = np.setdiff1d(np.arange(len(classes)), train.nonzero()[1] if several else train)
-    if names := [classes[number] for number in absent]:
-        what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
-        found.append(Omission("no-row-of-class", len(names), what))
-    return found
+@dataclass(frozen=True)
+class _Told:
+    """Tells of rows of a data set, by natural client where there are any: of all rows of the source
+    ``groups`` has the number, and of all numbers ``names`` the name."""
 
+    config: DataConfig
+    objective: Objective
+    groups: Indices | None
+    names: tuple[str, ...] | None
 
-def _of_texts(
-    values: list[Any],
-    labelled: Indices,
-    inputs: Tokens,
-    rows: Indices,
-    config: DataConfig,
-    objective: Objective,
-    groups: Indices | None,
-    told: Told,
-) -> list[Omission]:
-    """Tell of texts that are empty, too short, cut, or there several times."""
-    too_short = np.setdiff1d(labelled, rows)
-    is_empty = np.array([_is_empty(value) for value in values], bool)
-    empty = np.setdiff1d(labelled[is_empty], too_short)
-    cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
-    rest = "the rest and the end are" if objective.generates else "the rest is"
-    if objective.joins_columns:
-        rest = "the beginning and what does not fit of an answer are"
-    limit = f"cut to {config.max_length} tokens, {rest} ignored (data.max_length)"
-    repeated: list[Omission] = []
-    if objective.reads_targets or objective.joins_columns:  # else people repeat themselves
-        texts = [
-            None if empty else one.strip() if isinstance(one, str) else tuple(one)
-            for one, empty in zip(values, is_empty, strict=True)
+    def of(self, kind: Kind, rows: Indices, what: str) -> list[Omission]:
+        return of_rows(kind, rows, what, self.groups, self.names)
+
+    def of_classes(
+        self, classes: Sequence[str], values: NDArray[Any], rows: Indices, is_train: NDArray[Any]
+    ) -> list[Omission]:
+        """Tell of classes whose name may stand for no label, and those that no training row has."""
+        found: list[Omission] = []
+        several = values.ndim > 1  # of a row, 0 or 1 each
+        for number, name in enumerate(classes if not self.config.classes else ()):
+            if name.lower() in _NONE:
+                what = (
+                    f"with the label {name!r}, which counts as a class; if it means that there is "
+                    "no label, empty these cells"
+                )
+                is_there = values[:, number] > 0 if several else values == number
+                found += self.of("label-like-none", np.unique(rows[is_there]), what)
+        train = values[is_train]
+        absent = np.setdiff1d(np.arange(len(classes)), train.nonzero()[1] if several else train)
+        if names := [classes[number] for number in absent]:
+            what = f"no training row has the class{'es' * (len(names) > 1)} {listed(names)}"
+            found.append(Omission("no-row-of-class", len(names), what))
+        return found
+
+    def of_texts(
+        self, values: list[Any], labelled: Indices, inputs: Tokens, rows: Indices
+    ) -> list[Omission]:
+        """Tell of texts that are empty, too short, cut, or there several times."""
+        objective, most = self.objective, self.config.max_length
+        too_short = np.setdiff1d(labelled, rows)
+        is_empty = np.array([_is_empty(value) for value in values], bool)
+        empty = np.setdiff1d(labelled[is_empty], too_short)
+        cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
+        rest = "the rest and the end are" if objective.generates else "the rest is"
+        if objective.joins_columns:
+            rest = "the beginning and what does not fit of an answer are"
+        repeated: list[Omission] = []
+        if objective.reads_targets or objective.joins_columns:  # else people repeat themselves
+            texts = [
+                None if empty else one.strip() if isinstance(one, str) else tuple(one)
+                for one, empty in zip(values, is_empty, strict=True)
+            ]
+            repeated = self.repeated(texts, "text", labelled)
+        return [
+            *self.of("no-text", too_short, f"{objective.nothing_learned}, left out"),
+            *self.of("no-text", empty, "without text, kept as empty inputs"),
+            *self.of("cut-text", cut, f"cut to {most} tokens, {rest} ignored (data.max_length)"),
+            *repeated,
         ]
-        repeated = _repeated(texts, "text", labelled, groups, told)
-    return [
-        *told("no-text", too_short, f"{objective.nothing_learned}, left out"),
-        *told("no-text", empty, "without text, kept as empty inputs"),
-        *told("cut-text", cut, limit),
-        *repeated,
-    ]
 
-
-def _repeated(
-    values: list[Any], what: str, rows: Indices, groups: Indices | None, told: Told
-) -> list[Omission]:
-    """Tell of ``rows`` whose client, if ``groups`` tell it, has an earlier row with the same value;
-    None is like no other."""
-    seen: set[tuple[int, Any]] = set()
-    found = []
-    clients = np.zeros_like(rows) if groups is None else groups[rows]
-    for row, key in zip(rows.tolist(), zip(clients.tolist(), values, strict=True), strict=True):
-        if key[1] is not None and key in seen:
-            found.append(row)
-        seen.add(key)
-    of = "" if groups is None else " of the same client"
-    return told("repeated", np.array(found, np.int64), _REPEATS.format(what, of))
+    def repeated(self, values: list[Any], what: str, rows: Indices) -> list[Omission]:
+        """Tell of ``rows`` whose client, if there are any, has an earlier row with the same value;
+        None is like no other."""
+        seen: set[tuple[int, Any]] = set()
+        found = []
+        clients = np.zeros_like(rows) if self.groups is None else self.groups[rows]
+        for row, key in zip(rows.tolist(), zip(clients.tolist(), values, strict=True), strict=True):
+            if key[1] is not None and key in seen:
+                found.append(row)
+            seen.add(key)
+        of = "" if self.groups is None else " of the same client"
+        return self.of("repeated", np.array(found, np.int64), _REPEATS.format(what, of))
 
 
 def _is_empty(value: str | Sequence[str]) -> bool:
