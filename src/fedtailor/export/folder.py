@@ -124,10 +124,16 @@ def export_trained(
 ) -> Path:
     """`export_model` of an opened method; of a list of clients, each gets a folder in ``out``."""
     with new_folder(Path(out)) as stage:
-        if isinstance(client, list):
-            _write_all(scores, client, stage, merge)
-        else:
+        if not isinstance(client, list):
             write_model(_client_model(scores, client), stage, merge)
+            return Path(out)
+        folders = {name: _folder_name(str(name)) for name in client}
+        base = "base"
+        while base in folders.values():
+            base += "_"
+        for name, folder in folders.items():
+            (stage / folder).mkdir()
+            write_model(_client_model(scores, name), stage / folder, merge, base=stage / base)
     return Path(out)
 
 
@@ -166,17 +172,6 @@ def kept_by_joined(folder: Path) -> str | None:
     """`Onboarded.kept` of the client whose model is in ``folder``; None: it did not join a finished
     run."""
     return read_result(folder).kept if (folder / RESULT_FILE).is_file() else None
-
-
-def _write_all(scores: ModelScores, names: list[str | int], out: Path, merge: bool) -> None:
-    """A folder for each client, and ``base`` if they share it."""
-    folders = {name: _folder_name(str(name)) for name in names}
-    base = "base"
-    while base in folders.values():
-        base += "_"
-    for name, folder in folders.items():
-        (out / folder).mkdir()
-        write_model(_client_model(scores, name), out / folder, merge, base=out / base)
 
 
 def _folder_name(client: str) -> str:

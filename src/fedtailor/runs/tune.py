@@ -127,7 +127,14 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
         raise InputError("split.validation is 0: there is nothing to choose settings by")
     tuning = Tuning(experiment, config, spaces)
     for label, searched in spaces.items():
-        _check_size(tuning, label, searched)
+        size = _grid_size(searched)
+        if size is None and config.sampler == "grid":
+            raise InputError(f"tune.sampler = 'grid': {label} has a range; name its values")
+        if size is not None and size < tuning.candidates:
+            raise InputError(
+                f"tune.candidates = {tuning.candidates}, but {label} has {size} settings to try; "
+                "every method gets as many candidates: lower tune.candidates or give it more values"
+            )
     return tuning
 
 
@@ -211,19 +218,6 @@ def _grid_size(space: Space) -> int | None:
     """None if a range has no end of values."""
     sizes = [len(values) for values in space.values() if not isinstance(values, Range)]
     return math.prod(sizes) if len(sizes) == len(space) else None
-
-
-def _check_size(tuning: Tuning, label: str, space: Space) -> None:
-    size = _grid_size(space)
-    if size is None:
-        if tuning.config.sampler == "grid":
-            raise InputError(f"tune.sampler = 'grid': {label} has a range; name its values")
-        return
-    if size < tuning.candidates:
-        raise InputError(
-            f"tune.candidates = {tuning.candidates}, but {label} has {size} settings to try; every "
-            "method gets as many candidates: lower tune.candidates or give it more values"
-        )
 
 
 def search(tuning: Tuning, out: Path) -> Iterator[Outcome]:
