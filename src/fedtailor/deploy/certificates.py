@@ -59,7 +59,10 @@ def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
         key = deployment.key(site.name)
         public_key = key.with_suffix(".pub")
         if force or not (key.exists() or public_key.exists()):  # the site may have the private one
-            new_files += _make_site(key)
+            pair = ec.generate_private_key(ec.SECP384R1())
+            private = pair.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+            public = pair.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            new_files += _write(key, private, public_key, public)
     return new_files
 
 
@@ -98,13 +101,6 @@ def _make_server(deployment: Deployment, key_path: Path, path: Path) -> list[Pat
         .sign(authority_key, hashes.SHA384())
     )
     return _write(key_path, _pem(key), path, certificate.public_bytes(Encoding.PEM))
-
-
-def _make_site(path: Path) -> list[Path]:
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return _write(path, private, path.with_suffix(".pub"), public)
 
 
 def _new_certificate(

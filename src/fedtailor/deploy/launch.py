@@ -21,26 +21,11 @@ from ..flower.client import Site
 from ..store.files import write_atomically
 from ..store.run_directory import locked
 from ..temporary_folder import temporary_folder
+from . import subprocesses
 from .folder import Deployment, at_site
 from .registration import has_keys, register
 from .site_process import answers
-from .subprocesses import (
-    CONNECTION,
-    FOLDER,
-    MOST_PARTS,
-    PARTS,
-    SITE,
-    ProgramEndedError,
-    answers_at,
-    ask,
-    check_port,
-    environment,
-    free_port,
-    interrupts_later,
-    started,
-    wait_for,
-    watched,
-)
+from .subprocesses import CONNECTION, FOLDER, SITE, ProgramEndedError, ask, started
 
 _OF_FLOWER = re.compile(  # lines that a user of fedtailor need not see
     rb"(\x1b\[\d+m)?(INFO|DEBUG) *(\x1b\[0m)? *:|Using SuperLink: |Successfully installed |"
@@ -60,7 +45,7 @@ def server_environment(deployment: Deployment) -> dict[str, str]:
     if not (deployment.server / "flower" / "config.toml").exists():
         where = shlex.quote(str(deployment.folder))
         raise InputError(f"no server was started here: fedtailor deploy server {where}")
-    return environment(deployment.server, **{FOLDER: str(deployment.folder)})
+    return subprocesses.environment(deployment.server, **{FOLDER: str(deployment.folder)})
 
 
 def serve(deployment: Deployment, *, insecure: bool) -> None:
@@ -94,17 +79,17 @@ def serve(deployment: Deployment, *, insecure: bool) -> None:
         public_keys = [deployment.key(site.name).with_suffix(".pub") for site in deployment.sites]
         _check_files(deployment, public_keys)
     with locked(deployment.server):
-        check_port(host, deployment.port)
+        subprocesses.check_port(host, deployment.port)
         _write_connection(deployment, insecure)
         make_private(deployment.server / "state.db")  # what sites have sent, until it is read
-        most = PARTS + 4 * max(site.clients for site in deployment.sites)
-        env = server_environment(deployment) | {MOST_PARTS: str(most)}
+        most = subprocesses.PARTS + 4 * max(site.clients for site in deployment.sites)
+        env = server_environment(deployment) | {subprocesses.MOST_PARTS: str(most)}
         with (
             # at SIGTERM it waits for `deploy run`, which waits for it
             started(command, env, "flower-superlink", if_killed=signal.SIGKILL) as process,
-            watched(process, _STARTS_APPS),
+            subprocesses.watched(process, _STARTS_APPS),
         ):
-            wait_for(deployment.port)
+            subprocesses.wait_for(deployment.port)
             if not insecure:
                 register(deployment, env)
             print(f"ready at {deployment.address}", flush=True)
@@ -171,10 +156,10 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
             temporary_folder(_SOCKETS) as place,
             Listener(f"{place}/socket", "AF_UNIX") as listener,
             started(
-                [*command, "--port", str(free_port())],
-                environment(folder, **{SITE: f"{place}/socket"}),
+                [*command, "--port", str(subprocesses.free_port())],
+                subprocesses.environment(folder, **{SITE: f"{place}/socket"}),
             ) as process,
-            watched(process, _STARTS_APPS),
+            subprocesses.watched(process, _STARTS_APPS),
         ):
             for _ in answers(site, listener):
                 accepted = True
@@ -187,7 +172,7 @@ def _serve_site(site: Site, folder: Path, command: Sequence[str]) -> tuple[str, 
 def let_in(deployment: Deployment) -> bool:
     """Register the keys of all sites at the server, if it runs on this machine with TLS and keys;
     whether it does. Otherwise it does that when it starts."""
-    if not has_keys(deployment) or not answers_at(deployment.port):
+    if not has_keys(deployment) or not subprocesses.answers_at(deployment.port):
         return False
     register(deployment, server_environment(deployment))
     return True
@@ -206,7 +191,7 @@ def run(deployment: Deployment) -> Path:
     env = server_environment(deployment)
     number = ""
     try:
-        with interrupts_later():
+        with subprocesses.interrupts_later():
             number = str(ask(["run", str(deployment.folder), CONNECTION], env)["run-id"])
         log = deployment.server / "flower.log"
         print(f"Flower's own lines go to {log}", file=sys.stderr)
