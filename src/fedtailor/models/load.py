@@ -149,27 +149,16 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     builtin = BUILTIN.get(config.name)
     if builtin is not None and builtin.modality == "image":
         return None
-    from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-        AutoTokenizer,
-    )
+    import transformers
 
     source = locate(config)
     kind = type(transformers_config(source, config))
-    reads_text = any(
-        kind in mapping
-        for mapping in (
-            MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-            MODEL_FOR_CAUSAL_LM_MAPPING,
-            MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        )
-    )
+    of_texts = ("SEQUENCE_CLASSIFICATION", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM")
+    reads_text = any(kind in getattr(transformers, f"MODEL_FOR_{one}_MAPPING") for one in of_texts)
     if not reads_text or _has_no_tokenizer(Path(source)):
         return None
     with faults_of_files(f"can't load the tokenizer of {config.name!r}"):
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(
             source, **origin(source, config.revision)
         )
         tokenizer("a")  # what is wrong with some shows in use alone

@@ -79,11 +79,8 @@ def _unfit(text: str) -> str:
 _REASONS = {  # in other words than pydantic's
     "tuple_type": "it must be a list, such as ",
     "too_short": "it must have at least one entry",
-    "int_parsing": "it must be a whole number",
-    "int_type": "it must be a whole number",
-    "int_from_float": "it must be a whole number",
-    "float_parsing": "it must be a number",
-    "float_type": "it must be a number",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "it must be a number"),
 }
 
 

@@ -111,12 +111,5 @@ def choose_layers(
     rows = federation.partition.validation.rows
     if not len(rows):
         raise InputError("split.validation is 0: there are no examples to choose layers with")
-    yield from try_suffixes(
-        experiment.methods[label],
-        backbone,
-        dataset,
-        rows,
-        replace(experiment.plan, rounds=epochs),
-        seed=seed,
-        patience=patience,
-    )
+    method, plan = experiment.methods[label], replace(experiment.plan, rounds=epochs)
+    yield from try_suffixes(method, backbone, dataset, rows, plan, seed=seed, patience=patience)

@@ -131,12 +131,9 @@ class StartSummary:
             f"test {_sizes(self.test)}"
         )
         yield f"          {self.cohort:,} train in a round; {self.evaluated:,} are evaluated"
-        if self.texts:
-            yield f"texts     {self.texts}"
-        if self.privacy:
-            yield f"privacy   {self.privacy}"
-        if self.masks:
-            yield f"masks     {self.masks}"
+        for what in ("texts", "privacy", "masks"):
+            if text := getattr(self, what):
+                yield f"{what:<10}{text}"
         yield f"model     {self.model}, {self.parameters:,} parameters"
         yield f"executor  {self.executor}, on {self.device}"
         if self.methods:
