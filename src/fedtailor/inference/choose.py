@@ -17,10 +17,7 @@ MODELS = {  # as results name them, in the order in which equal ones are preferr
     "global": "the global model",
 }
 
-
-CandidateScores = Mapping[
-    str, Mapping[str, Mapping[str, float | None]]
-]  # by model, split and metric
+CandidateScores = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, split, metric
 _FEW = 30  # validation examples: with fewer, one of them is more than three points
 
 
