@@ -20,10 +20,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="what to show: loss, or what evaluate.metrics names, e.g. macro_f1; the reported "
         "rounds stay the same",
     )
-    parser.add_argument(
-        "--against", metavar="METHOD",
-        help="how far each method is ahead of this one, with paired intervals",
-    )  # fmt: skip
+    what = "how far each method is ahead of this one, with paired intervals"
+    parser.add_argument("--against", metavar="METHOD", help=what)
 
 
 def command(options: argparse.Namespace) -> None:

@@ -23,12 +23,8 @@ _FEW_ROWS = 10  # of a class
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "data",
-        type=Path,
-        metavar="DATA",
-        help="a table: a file, or a folder of json files or of pictures by class",
-    )
+    what = "a table: a file, or a folder of json files or of pictures by class"
+    parser.add_argument("data", type=Path, metavar="DATA", help=what)
     parser.add_argument("--task", help="the kind of task; default: told by the columns")
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts, or pictures")
     parser.add_argument(

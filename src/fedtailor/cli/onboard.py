@@ -16,10 +16,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--client", required=True, metavar="NAME", help="the client's new name")
     add_which(parser)
-    parser.add_argument(
-        "--passes", type=int, metavar="N",
-        help="rounds' worth of local training; default: evaluate.novel_passes",
-    )  # fmt: skip
+    what = "rounds' worth of local training; default: evaluate.novel_passes"
+    parser.add_argument("--passes", type=int, metavar="N", help=what)
     add_flag(parser, "--overwrite", "replace a client that joined under this name")
     add_json(parser, "the result")
 

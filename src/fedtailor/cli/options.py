@@ -40,22 +40,15 @@ def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
 def add_trained(parser: argparse.ArgumentParser) -> None:
     """Take a finished run, a method and a seed."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
-    parser.add_argument(
-        "--method",
-        metavar="LABEL",
-        help="the method, by its label in the run; not needed if the run has only one",
-    )
+    what = "the method, by its label in the run; not needed if the run has only one"
+    parser.add_argument("--method", metavar="LABEL", help=what)
     parser.add_argument("--seed", type=int, help="default: the run's first")
 
 
 def add_which(parser: argparse.ArgumentParser) -> None:
     """Take ``--which``, the round whose models are meant."""
-    parser.add_argument(
-        "--which",
-        choices=("best", "last"),
-        default="best",
-        help="the reported round, the best on validation data (default), or the last one",
-    )
+    what = "the reported round, the best on validation data (default), or the last one"
+    parser.add_argument("--which", choices=("best", "last"), default="best", help=what)
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "it") -> None:

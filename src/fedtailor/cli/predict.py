@@ -24,21 +24,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     what = "each row with the model of the client that its column names (the run's data.client)"
     add_flag(whose, "--by-client", what)
     add_which(parser)
-    parser.add_argument(
-        "--input", required=True, metavar="FILE",
-        help="a table; txt; a picture or a folder of pictures; -: a text a line from stdin",
-    )  # fmt: skip
+    what = "a table; txt; a picture or a folder of pictures; -: a text a line from stdin"
+    parser.add_argument("--input", required=True, metavar="FILE", help=what)
     parser.add_argument("--text", metavar="COLUMN", help="the column of texts; default: the run's")
-    parser.add_argument(
-        "--keep", nargs="+", default=[], metavar="COLUMN",
-        help="columns of the input that the output has, too, such as an id",
-    )  # fmt: skip
+    what = "columns of the input that the output has, too, such as an id"
+    parser.add_argument("--keep", nargs="+", default=[], metavar="COLUMN", help=what)
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
     add_flag(parser, "--json", "one JSON object a line, not csv")
-    parser.add_argument(
-        "--max-new-tokens", type=at_least_one, default=32, metavar="N",
-        help="of a language model's text",
-    )  # fmt: skip
+    what = "of a language model's text"
+    parser.add_argument("--max-new-tokens", type=at_least_one, default=32, metavar="N", help=what)
 
 
 def command(options: argparse.Namespace) -> None:

@@ -10,18 +10,10 @@ from ..errors import InputError
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="default: RUN/report.html; of several runs: report.html in the current folder",
-    )
-    parser.add_argument(
-        "--figures",
-        type=Path,
-        metavar="FOLDER",
-        help="also write the charts into this folder, each as SVG, PNG and PDF (extra figures)",
-    )
+    what = "default: RUN/report.html; of several runs: report.html in the current folder"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=what)
+    what = "also write the charts into this folder, each as SVG, PNG and PDF (extra figures)"
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help=what)
 
 
 def command(options: argparse.Namespace) -> None:

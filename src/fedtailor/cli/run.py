@@ -20,15 +20,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_experiment(parser, or_run=True)
     parser.add_argument("--out", type=Path, help="the run directory (default: runs/NAME)")
     add_flag(parser, "--overwrite", "remove the run in the directory, and start anew")
-    parser.add_argument(
-        "--part",
-        metavar="K/N",
-        help="run the K-th of N portions of all methods and seeds; fedtailor merge joins them",
-    )
+    what = "run the K-th of N portions of all methods and seeds; fedtailor merge joins them"
+    parser.add_argument("--part", metavar="K/N", help=what)
     add_json(parser, "the table")
-    add_flag(
-        parser, "--profile", "trace one round (RUN/trace.json.gz) and print where its time went"
-    )
+    what = "trace one round (RUN/trace.json.gz) and print where its time went"
+    add_flag(parser, "--profile", what)
     parser.add_argument(
         "--track", choices=TRACKERS, help="let a tracker follow the run (see fedtailor track)"
     )

@@ -32,10 +32,8 @@ def command(options: argparse.Namespace) -> None:
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
     """Take the address, the key and the limits of an endpoint."""
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS",
-        help="default: 127.0.0.1, which this machine alone can reach; another needs a key",
-    )  # fmt: skip
+    what = "default: 127.0.0.1, which this machine alone can reach; another needs a key"
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=what)
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
     parser.add_argument(
         "--key", help="what requests must bear; better in FEDTAILOR_SERVE_KEY in the environment"

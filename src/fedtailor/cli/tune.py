@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_experiment(parser)
-    parser.add_argument(
-        "--grid",
-        type=Path,
-        metavar="GRID.toml",
-        help="a [tune] that goes first: a file, or a built-in grid",
-    )
+    what = "a [tune] that goes first: a file, or a built-in grid"
+    parser.add_argument("--grid", type=Path, metavar="GRID.toml", help=what)
     parser.add_argument("--out", type=Path, help="where candidates go (default: runs/NAME-tune)")
     add_json(parser, "the candidates")
 
