@@ -110,8 +110,7 @@ class Experiment:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: plain values, methods as a list with their labels and names; the user's own
         files without their folders."""
-        names = [f.name for f in dataclasses.fields(self) if f.name != "methods"]
-        plain = {name: _plain(getattr(self, name)) for name in names}
+        plain = {name: value for name, value in _plain(self).items() if name != "methods"}
         own = {k: {"class": o.reference, "sha256": o.sha256} for k, o in self.origins.items()}
         plain["methods"] = [
             {"label": label, "name": method.name, **own.get(label, {}), **_plain(method)}
@@ -294,8 +293,7 @@ def checked(experiment: Experiment) -> Experiment:
         label: build(method, _plain(method), f"methods.{label}")
         for label, method in experiment.methods.items()
     }
-    names = [f.name for f in dataclasses.fields(experiment) if f.name != "methods"]
-    others = {name: _plain(getattr(experiment, name)) for name in names}
+    others = {name: value for name, value in _plain(experiment).items() if name != "methods"}
     return build(dataclasses.replace(experiment, methods=methods), others, "")
 
 
