@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from ..disk_cache import cache_dir, package_folder
 from ..errors import InputError
 from . import images
 from .columns import Columns
-from .table import Indices
 
 _FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -32,7 +30,7 @@ def chitchat() -> Columns | None:
     messages = [message for turn in turns for message in turn]
     texts = [message["text"] for message in messages]
     senders = [message["sender"] for message in messages]
-    return Columns(_reader(texts), len(texts), 0, clients=senders)
+    return Columns(lambda rows: [texts[row] for row in rows], len(texts), 0, clients=senders)
 
 
 def digits() -> Columns | None:
@@ -77,7 +75,7 @@ def tab_files(name: str) -> Columns | None:
         return None
     train, test = _read_tab(paths[0]), _read_tab(paths[1])
     labels, texts = zip(*train, *test, strict=True)
-    return Columns(_reader(texts), len(train), len(test), [*labels])
+    return Columns(lambda rows: [texts[row] for row in rows], len(train), len(test), [*labels])
 
 
 def _read_tab(path: Path) -> list[tuple[str, str]]:
@@ -100,7 +98,3 @@ def _read_tab(path: Path) -> list[tuple[str, str]]:
 
 def _find_file(folders: list[Path], name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
-
-
-def _reader(texts: Sequence[str]) -> Callable[[Indices], list[str]]:
-    return lambda rows: [texts[row] for row in rows]
