@@ -9,13 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..data.federation import Federation, num_turns
-from ..errors import (
-    DivergedError,
-    InputError,
-    NoiseSpentError,
-    TooFewLeftError,
-    TooFewUploadsError,
-)
+from ..errors import DivergedError, InputError, NoiseSpentError, TooFewLeftError, TooFewUploadsError
 from ..method import Cohort, Method, Server, checked_weights
 from ..profiling import Clock, phase
 from ..task.task import Task

@@ -115,10 +115,7 @@ class Result:
         return frame(comparison.rows, comparison.metric)
 
     def clients(
-        self,
-        method: str | None = None,
-        seed: int | None = None,
-        split: HeldOut = "test",
+        self, method: str | None = None, seed: int | None = None, split: HeldOut = "test"
     ) -> pd.DataFrame:
         """Return the results of every client at the reported round, one row a client and model.
 

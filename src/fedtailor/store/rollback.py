@@ -30,13 +30,7 @@ from .committed import (
     refusals_until,
     write_commit,
 )
-from .format import (
-    check_committed,
-    check_tensors,
-    checksum,
-    combined_checksum,
-    trial_folder,
-)
+from .format import check_committed, check_tensors, checksum, combined_checksum, trial_folder
 from .logs import LOGS, committed_bytes, read_log
 from .read import read_experiment
 from .records import RoundLine

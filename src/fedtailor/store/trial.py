@@ -49,14 +49,7 @@ from .committed import (
     write_commit,
 )
 from .files import make_folder, save_tensors, write_json
-from .format import (
-    REFUSED_FILE,
-    as_json,
-    check_committed,
-    end_last_line,
-    has_commit,
-    held_checksum,
-)
+from .format import REFUSED_FILE, as_json, check_committed, end_last_line, has_commit, held_checksum
 from .lines import clients_line, confusion_of, history_line, timings_line
 from .logs import LOGS, committed_bytes, read_log
 from .metrics import Metric

@@ -295,9 +295,7 @@ def account(
     of(1.0).check()
     if config.noise is not None:
         check_budget(
-            config,
-            lambda t: account(config.endless, clients, cohort, t, masked).epsilon(t),
-            rounds,
+            config, lambda t: account(config.endless, clients, cohort, t, masked).epsilon(t), rounds
         )
         return of(config.noise)
     assert target is not None

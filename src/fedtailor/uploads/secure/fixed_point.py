@@ -80,10 +80,7 @@ class FixedPoint:
         return weight * self.noise / (self.step * math.sqrt(self.least - 1))
 
     def encoded(
-        self,
-        values: NDArray[np.float64],
-        weight: float,
-        draws: np.random.Generator | None = None,
+        self, values: NDArray[np.float64], weight: float, draws: np.random.Generator | None = None
     ) -> NDArray[np.uint32]:
         """q_k modulo 2^32, with noise from ``draws`` if there is to be some. Raises OutOfRangeError
         where a value is larger than ``largest``.
