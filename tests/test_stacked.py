@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from fedtailor import params, stacked
 from tests.test_params import SHAPES, tree
 
+MANY = torch.randn(6, 215_000, generator=torch.Generator().manual_seed(0))
+
 
 @given(SHAPES, st.integers(1, 4))
 def test_weighted_sum_is_linear(shapes: dict[str, tuple[int, ...]], c: int) -> None:
@@ -74,3 +76,21 @@ def test_products_with_offsets_survive_a_large_common_part() -> None:
 def test_a_ratio_is_0_where_nothing_is_divided() -> None:
     a, b = torch.tensor([2.0, 0.0, 3.0]), torch.tensor([4.0, 0.0, 0.0])
     assert stacked.ratio(a, b).tolist() == [0.5, 0.0, 0.0]
+
+
+def test_distances_over_many_columns_and_tensors() -> None:
+    expected = torch.cdist(MANY.double(), MANY.double()).square()
+    got = stacked.squared_distances(
+        {"a": MANY[:, :175_000], "b": MANY[:, 175_000:].view(6, 200, 200)}
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-6)
+
+
+def test_directions_from_a_centre() -> None:
+    centre = {"a": MANY[0], "b": torch.zeros(())}
+    uploads = {"a": MANY, "b": torch.ones(6)}
+    r, products = stacked.directions_from(uploads, centre)
+    difference = torch.cat([MANY - MANY[0], torch.ones(6, 1)], 1).double()
+    torch.testing.assert_close(r, difference.norm(dim=1))
+    unit = difference / difference.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(products, unit @ unit.T)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..params import Params, pick
-from ..stacked import column_chunks, squared_distances, weighted_sum
-from .distances import directions_from
+from ..stacked import column_chunks, directions_from, squared_distances, weighted_sum
 from .rules import Robust, krum_scores
 
 
@@ -97,7 +96,7 @@ def _centred_clipping_weights(
 
 def _distances(r: Tensor, products: Tensor, of_point: Tensor) -> Tensor:
     """||u_i - z||, for a point z that is a centre plus multiples ``of_point`` ``[c]`` of the
-    directions from it (`distances.directions_from`)."""
+    directions from it (`directions_from`)."""
     along = products @ of_point
     return (r * r - 2 * r * along + of_point @ along).clamp(min=0).sqrt()
 
