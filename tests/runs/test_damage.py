@@ -23,9 +23,8 @@ from fedtailor.runs.trained import open_trained
 from fedtailor.store.client_states import FileStates
 from fedtailor.store.files import load_tensors, save_tensors
 from fedtailor.store.format import seal_tensors
-from fedtailor.store.read import read
+from fedtailor.store.read import read, tensors
 from fedtailor.store.row_file import RowFile
-from fedtailor.store.tensors import tensors
 from fedtailor.store.trained_rows import read_trained_rows
 from tests.forked import contents
 from tests.runs.conftest import EXPERIMENT, FOLDER
@@ -62,7 +61,7 @@ def results(out: Path) -> dict[str, Any]:
     (row,) = json.loads(compare([out], as_json=True))["rows"]
     trial = read(out).trials[0]
     pictures = [(number, sorted(found)) for number, found in trial.diagnostics()]
-    gates = tensors(out / PART / "private.safetensors", "gate_logits")["gate_logits"]
+    gates = tensors(out / PART / "private.safetensors")["gate_logits"]
     return {
         "models": (row["personal_model"], row["global_model"]),
         "pictures": pictures,

@@ -19,6 +19,7 @@ from .format import (
     check_committed,
     check_folder_name,
     check_format,
+    check_tensors,
     checksum,
     damaged,
     has_commit,
@@ -42,7 +43,6 @@ from .records import (
     Sample,
     Timing,
 )
-from .tensors import tensors
 
 _COUNTS = {"train", "validation", "test", "labels", "clusters", "majority", "majority_correct"}
 StrPath = str | os.PathLike[str]
@@ -101,6 +101,19 @@ class Run:
     def objective(self) -> Objective:
         """The kind of task."""
         return objective_of(next((one.task for one in self.partitions.values()), None))
+
+
+def tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the tensors of a safetensors file. Raises InputError where it is missing or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    check_tensors(path)
+    try:
+        found: dict[str, NDArray[Any]] = load_file(path)
+        return found
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from None
 
 
 def read_samples(folder: Path, near: int, until: int) -> tuple[int, list[Sample]]:
