@@ -22,6 +22,12 @@ DRAWN = f"{CACHED}drawn"  # in a sampled batch, 0 for an example that stands in 
 
 PACKED = f"{CACHED}packed"  # in a batch, where its examples go if they share rows [b, rows]
 
+DTYPES = {  # what safetensors calls them, in the order in which a file has them
+    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32",
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
 ALIGNMENT = 64  # bytes; PyTorch's allocator aligns its memory to as many
 
 

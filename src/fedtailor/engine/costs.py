@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..method import Method
-from ..params import Params, count
+from ..params import DTYPES, Params, count
 from ..task.quantised import num_parameters
 from ..task.task import Task
 from ..uploads.secure.messages import WEIGHT
@@ -34,26 +34,19 @@ def wire_bytes(params: Params) -> dict[str, int]:
     sizes: dict[str, int] = {}
     header: dict[str, Any] = {}
     offset = 0
-    dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in params.items()}
     # the order of a safetensors file: by dtype, then by name; it decides how long offsets are
-    for name in sorted(params, key=lambda name: (list(_CODES).index(dtypes[name]), name)):
-        value, dtype = params[name], dtypes[name]
+    for name in sorted(params, key=lambda name: ([*DTYPES].index(params[name].dtype), name)):
+        value, dtype = params[name], str(params[name].dtype).removeprefix("torch.")
         nbytes = value.numel() * value.element_size()
         sizes[dtype] = sizes.get(dtype, 0) + nbytes
         header[name] = {
-            "dtype": _CODES[dtype],
+            "dtype": DTYPES[value.dtype],
             "shape": list(value.shape),
             "data_offsets": [offset, offset + nbytes],
         }
         offset += nbytes
     text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
     return {**dict(sorted(sizes.items())), "header": 8 + text + -text % 8}
-
-
-_CODES = {
-    "int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16",
-    "float16": "F16", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

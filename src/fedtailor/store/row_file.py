@@ -22,13 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import naming
-from ..params import Params
+from ..params import DTYPES, Params
 from .format import CHECKSUMS, columns, damaged, row_checksum, seal_header
 
-_NAMES = {
-    torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 _CHUNK = 1 << 16  # checksums that are read at a time
 Number = TypeVar("Number", int, NDArray[np.int64])
 
@@ -64,7 +60,7 @@ class RowFile:
     def open(path: Path) -> RowFile:
         """Open a file that is there, with rows as its header says."""
         found = columns(path)
-        dtypes = {name: dtype for dtype, name in _NAMES.items()}
+        dtypes = {name: dtype for dtype, name in DTYPES.items()}
         example = {
             name: torch.empty(about["shape"][1:], dtype=dtypes[about["dtype"]], device="meta")
             for name, about in found.items()
@@ -205,7 +201,7 @@ def _header(rows: int, row: Params) -> tuple[bytes, dict[str, tuple[int, int]]]:
         places[name] = end, end + rows * _nbytes(value)
         end = places[name][1]
     names = ("dtype", "shape", "data_offsets")
-    about = {n: (_NAMES[v.dtype], [rows, *v.shape], places[n]) for n, v in row.items()}
+    about = {n: (DTYPES[v.dtype], [rows, *v.shape], places[n]) for n, v in row.items()}
     text = json.dumps({n: dict(zip(names, of, strict=True)) for n, of in about.items()}).encode()
     if CHECKSUMS in row:
         return seal_header(text), places
