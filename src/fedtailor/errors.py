@@ -34,9 +34,14 @@ class TooFewLeftError(DivergedError):
     """The bound on the norms of uploads leaves too few of a round's clients."""
 
 
+def say(text: object) -> None:
+    """Print a line on stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def announce(text: object) -> None:
     """Print a line of fedtailor's on stderr, at once."""
-    print(f"fedtailor: {text}", file=sys.stderr, flush=True)
+    say(f"fedtailor: {text}")
 
 
 def one_line(text: object) -> str:

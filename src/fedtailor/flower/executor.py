@@ -7,7 +7,6 @@ named in a line on stderr and in ``refused.jsonl``.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,7 @@ from ..engine.client import ClientEvaluationResult, ClientUpdate
 from ..engine.costs import measure
 from ..engine.executors.work import ClientRequest, Executor, Refusal
 from ..engine.metrics import Metrics
-from ..errors import naming
+from ..errors import naming, say
 from ..method import Method
 from ..params import Params, same_tensors, to_device
 from ..store.client_states import StoredStates
@@ -146,7 +145,7 @@ class GridExecutor(Executor):
         if kind == "train":
             message = replace(message, masking=self.masking, clip=any_request.clip)
             for problem in self.nodes.refresh():
-                print(f"{_title(message)}: {problem}", file=sys.stderr)
+                say(f"{_title(message)}: {problem}")
         send: Callable[[int], Params] = partial(self.method.send, self.task, server)
         if kind == "global":
             send = lambda client: server  # noqa: E731
@@ -250,7 +249,7 @@ class GridExecutor(Executor):
         return pack(replace(message, requests=tuple(requests)), payloads)
 
     def _log(self, message: RoundRequest, client: int, reason: str) -> None:
-        print(f"{_title(message)}: without client {client}: {reason}", file=sys.stderr)
+        say(f"{_title(message)}: without client {client}: {reason}")
         line = json.dumps({"round": message.round, "client": client, "reason": reason})
         log = self.folder / REFUSED_FILE
         with naming(log), log.open("a") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from flwr.app import MessageType
 
 from ..engine.executors.work import Refusal
+from ..errors import say
 from ..inference.onboard import to_new_client
 from ..params import add_prefix
 from ..runs.experiment import Experiment
@@ -112,7 +112,7 @@ class NovelClients:
             if client in self.nodes.node_of_new:
                 by_node.setdefault(self.nodes.node_of_new[client], []).append(client)
             else:
-                _warn(f"{title}: no node serves the new client {client}")
+                say(f"{title}: no node serves the new client {client}")
         run = read_record(FlowerRecord, folder / FLOWER_FILE).run
         part = digest(self.experiment), run, label, seed, trained.round
         messages, contents = {}, []
@@ -130,10 +130,10 @@ class NovelClients:
             answers = read_answers(node, content, messages[node], by_node[node], Limits())
             for client, answer in answers.items():
                 if isinstance(answer, Refusal):
-                    _warn(f"{title}: without the new client {client}: {answer.reason}")
+                    say(f"{title}: without the new client {client}: {answer.reason}")
                 else:
                     joined.append(client)
-                    _warn(f"{title}: client {client} has joined; it keeps {words(answer[0].kept)}")
+                    say(f"{title}: client {client} has joined; it keeps {words(answer[0].kept)}")
             if joined:
                 everyone = sorted({*_read_joined(folder, trained.round), *joined})
                 write_json(folder / _JOINED, asdict(ClientsOfRound(trained.round, everyone)))
@@ -145,7 +145,3 @@ def _read_joined(folder: Path, number: int) -> list[int]:
     path = folder / _JOINED
     joined = read_record(ClientsOfRound, path) if path.exists() else ClientsOfRound(number, ())
     return list(joined.clients) if joined.round == number else []
-
-
-def _warn(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,7 +18,7 @@ from google.protobuf.message import DecodeError
 from ..data.federation import Federation
 from ..data.names import check_names
 from ..data.table import Dataset, Images, Partition, Shares, Tokens
-from ..errors import InputError, brief
+from ..errors import InputError, brief, say
 from ..runs.base_model import difference
 from ..runs.experiment import Experiment
 from .border import read_info
@@ -155,7 +154,7 @@ class Nodes:
         while problems := self.refresh():
             for problem in problems:
                 if problem not in printed:
-                    print(f"waiting: {problem}", file=sys.stderr)
+                    say(f"waiting: {problem}")
             printed.update(problems)
             if self._is_complete:  # nodes that are refused hold up nobody else
                 return
@@ -252,8 +251,7 @@ class Nodes:
                     raise WireError(f"client {client} is served by node {other}, too")
         taken = {client for known in self._known.values() for client in known.new_clients}
         if twice := taken.intersection(info.new_clients):
-            text = f"node {node}: new client {min(twice)} is served by another node, too"
-            print(text, file=sys.stderr)
+            say(f"node {node}: new client {min(twice)} is served by another node, too")
         for place, now in _counts(info).items():
             if self._counted.get(place, now) != now:
                 raise WireError(f"client {place[1]} no longer has the examples that it had")

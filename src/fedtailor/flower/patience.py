@@ -8,7 +8,6 @@ and then at growing intervals.
 from __future__ import annotations
 
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from flwr.supercore.retry.retry_invoker import RetryState
 from flwr.supercore.run import RunNotRunningException
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from ..errors import InputError
+from ..errors import InputError, say
 from .codec import words
 
 T = TypeVar("T")
@@ -72,7 +71,7 @@ class Trouble:
             self._next, self._is_said = now + self._silence, True
             self._silence = min(2 * self._silence, _LONGEST_SILENCE)
         far = f", for {seconds:.0f} s now" if seconds >= 1 else ""
-        print(f"{self._what}: {reason}{far}", file=sys.stderr, flush=True)
+        say(f"{self._what}: {reason}{far}")
 
     def over(self) -> None:
         """Note that it works."""
@@ -81,7 +80,7 @@ class Trouble:
             is_said, self._is_said = self._is_said, False
         if is_said and begin is not None:
             seconds = time.monotonic() - begin
-            print(f"{self._what}: over after {seconds:.0f} s", file=sys.stderr, flush=True)
+            say(f"{self._what}: over after {seconds:.0f} s")
 
 
 class PatientGrid:
@@ -152,8 +151,7 @@ class PatientGrid:
             # Flower interrupts this process then
             if status == httpx.codes.UNAUTHORIZED and not ended.is_set():
                 ended.set()
-                print(f"Flower has ended this run, since it heard nothing of it; {_GO_ON}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                say(f"Flower has ended this run, since it heard nothing of it; {_GO_ON}")
             return gives_up is not None and gives_up(error)
 
         def on_backoff(state: RetryState) -> None:

@@ -7,7 +7,6 @@ its last committed round, and tells every client which of its private states tha
 from __future__ import annotations
 
 import logging
-import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
@@ -25,7 +24,7 @@ from ..engine.executors.work import Refusal, client_requests
 from ..engine.metrics import Metrics
 from ..engine.prepare import blank_upload, upload_chain
 from ..engine.rounds import rounds
-from ..errors import DivergedError, InputError, one_line
+from ..errors import DivergedError, InputError, one_line, say
 from ..params import to_device
 from ..runs.base_model import fingerprint
 from ..runs.build import Inputs, backbone_of, named, public_of
@@ -235,10 +234,9 @@ def _hand_over(trial: TrialRun, task: Task, executor: GridExecutor) -> None:
     write_json(path, asdict(found))
     without = [client for client in clients if client not in kept]
     if without:
-        print(
+        say(
             f"{trial.title}: without a model of their own: clients "
-            f"{', '.join(map(str, without))}; the same command asks them again",
-            file=sys.stderr,
+            f"{', '.join(map(str, without))}; the same command asks them again"
         )
 
 
