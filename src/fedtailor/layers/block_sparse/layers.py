@@ -63,8 +63,8 @@ def row_ranges(
     return tuple(ranges) or ((0, 1),)
 
 
-class GatedLinear(nn.Linear):
-    """A linear layer with a gated weight; the bias is not gated.
+class Gated(nn.Module):
+    """A layer with a gated weight; the bias is not gated.
 
     It is an ordinary layer unless a functional call replaces its tensors, as with those of
     `adapted`:
@@ -73,90 +73,69 @@ class GatedLinear(nn.Linear):
     - no gates and a vector as the weight: the gated values of the rows with a ``kept`` block.
     """
 
+    weight: Any
+    bias: Any
     gates: Tensor | None
-    kept: tuple[bool, ...]
-    sizes: tuple[int, ...]
+    shape: tuple[int, ...]  # the whole weight's
 
-    def __init__(self, base: nn.Linear, sizes: Sequence[int]) -> None:
+    def __init__(self, base: Any, sizes: Sequence[int]) -> None:
+        """Take over the settings and parameters of ``base``."""
         nn.Module.__init__(self)
-        _take_over(self, base, sizes)
+        for name in base.__constants__:
+            setattr(self, name, getattr(base, name))
+        self.register_parameter("weight", base.weight)
+        self.register_parameter("bias", base.bias)
+        self.register_buffer("gates", None)
+        self.kept, self.sizes = (True,) * len(sizes), tuple(sizes)
+        self.shape = tuple(base.weight.shape)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The whole weight's."""
-        return self.out_features, self.in_features
+    def whole_weight(self) -> Tensor:
+        """The weight, gated where there are gates."""
+        weight: Tensor = self.weight
+        return weight if self.gates is None else gated(weight, self.gates, self.sizes)
+
+    def over_rows(
+        self, product: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor
+    ) -> Tensor:
+        """``product`` of ``x`` with the weight and the bias; axis 1 of the result are the rows.
+
+        Rows without a kept block are not computed: they are the bias alone.
+        """
+        rows, width = self.shape[0], math.prod(self.shape[1:])
+        ranges = row_ranges(self.sizes, self.kept, width)
+        weight, bias = self.weight.view(-1, *self.shape[1:]), self.bias
+        if ranges == ((0, rows),):
+            return product(x, weight, bias)
+        y = product(x, weight, None if bias is None else torch.cat([bias[a:b] for a, b in ranges]))
+        others = x.new_zeros(rows) if bias is None else bias
+        others = others.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
+        columns, row = [], 0
+        for (a, b), part in zip(ranges, torch.split(y, [b - a for a, b in ranges], 1), strict=True):
+            columns += [others[row:a].expand(len(y), -1, *y.shape[2:]), part]
+            row = b
+        return torch.cat([*columns, others[row:].expand(len(y), -1, *y.shape[2:])], 1)
+
+
+class GatedLinear(Gated, nn.Linear):
+    """A linear layer with a gated weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() > 1:
-            return F.linear(x, _whole(self), self.bias)
-        y = _over_rows(self, F.linear, x.reshape(-1, self.in_features))
+            return F.linear(x, self.whole_weight(), self.bias)
+        y = self.over_rows(F.linear, x.reshape(-1, self.in_features))
         return y.view(*x.shape[:-1], self.out_features)
 
 
-class GatedConv2d(nn.Conv2d):
-    """A convolution (one group, zeros as padding) with a gated weight, as `GatedLinear`."""
-
-    gates: Tensor | None
-    kept: tuple[bool, ...]
-    sizes: tuple[int, ...]
-
-    def __init__(self, base: nn.Conv2d, sizes: Sequence[int]) -> None:
-        nn.Module.__init__(self)
-        _take_over(self, base, sizes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The whole weight's."""
-        return self.out_channels, self.in_channels, *self.kernel_size
+class GatedConv2d(Gated, nn.Conv2d):
+    """A convolution (one group, zeros as padding) with a gated weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() > 1:
-            return self._convolve(x, _whole(self), self.bias)
-        return _over_rows(self, self._convolve, x)
+            return self._convolve(x, self.whole_weight(), self.bias)
+        return self.over_rows(self._convolve, x)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation)
-
-
-Gated = GatedLinear | GatedConv2d
-
-
-def _take_over(layer: Any, base: nn.Module, sizes: Sequence[int]) -> None:
-    """Give ``layer`` the settings and parameters of ``base``, in place."""
-    for name in layer.__constants__:
-        setattr(layer, name, getattr(base, name))
-    layer.register_parameter("weight", base.weight)
-    layer.register_parameter("bias", base.bias)
-    layer.register_buffer("gates", None)
-    layer.kept, layer.sizes = (True,) * len(sizes), tuple(sizes)
-
-
-def _whole(layer: Gated) -> Tensor:
-    if layer.gates is None:
-        return layer.weight
-    return gated(layer.weight, layer.gates, layer.sizes)
-
-
-def _over_rows(
-    layer: Gated, product: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor
-) -> Tensor:
-    """``product`` of ``x`` with the layer's weight and bias; axis 1 of the result are the rows.
-
-    Rows without a kept block are not computed: they are the bias alone.
-    """
-    rows, width = layer.shape[0], math.prod(layer.shape[1:])
-    ranges = row_ranges(layer.sizes, layer.kept, width)
-    weight, bias = layer.weight.view(-1, *layer.shape[1:]), layer.bias
-    if ranges == ((0, rows),):
-        return product(x, weight, bias)
-    y = product(x, weight, None if bias is None else torch.cat([bias[a:b] for a, b in ranges]))
-    others = x.new_zeros(rows) if bias is None else bias
-    others = others.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
-    columns, row = [], 0
-    for (a, b), part in zip(ranges, torch.split(y, [b - a for a, b in ranges], 1), strict=True):
-        columns += [others[row:a].expand(len(y), -1, *y.shape[2:]), part]
-        row = b
-    return torch.cat([*columns, others[row:].expand(len(y), -1, *y.shape[2:])], 1)
 
 
 def gate_rows(model: nn.Module, blocks: Blocks) -> None:
