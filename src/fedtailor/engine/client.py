@@ -175,37 +175,29 @@ class Training(_Clients):
     def inputs(
         self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None = None
     ) -> ClientInputs:
-        if self.noise is None:
-            inputs = super().inputs(received, request, drawn)
-        else:
-            inputs = self._noised_inputs(self.noise, received, request, drawn)
-        attack = self.attack
-        attacks = request.client in self.attackers and attack.is_on(request.round)
-        if not (attacks and attack.on_data):
-            return inputs
-        return replace(inputs, batches=[self._poisoned(batch) for batch in inputs.batches])
-
-    def _noised_inputs(
-        self,
-        noise: StepNoise,
-        received: Params,
-        request: ClientRequest,
-        drawn: Iterable[Batch] | None,
-    ) -> ClientInputs:
-        """The same with sampled batches, and noise in the context."""
-        client, number = request.client, request.round
-        if drawn is None:
+        noise, attack, client, number = self.noise, self.attack, request.client, request.round
+        if noise is not None and drawn is None:
             drawn = self.federation.sampled(client, number, self.local, noise.secret)
         inputs = super().inputs(received, request, drawn)
-        key = random.key(*noise.secret, "record noise", number, client).to(self.task.device)
-        size = key.new_tensor(
-            min(self.local.batch_size, self.federation.num_examples(client)), dtype=torch.float64
-        )
-        noised = RecordNoise(key, size, noise.clip, noise.std)
+        if noise is not None:
+            inputs = replace(inputs, context=self._noised(inputs.context, noise, client, number))
+        if client in self.attackers and attack.is_on(number) and attack.on_data:
+            return replace(inputs, batches=[self._poisoned(batch) for batch in inputs.batches])
+        return inputs
+
+    def _noised(
+        self, context: ClientContext, noise: StepNoise, client: int, number: int
+    ) -> ClientContext:
+        """The context of a client's steps with noise, in round ``number``."""
         # dropout goes by an example's place: who knew its key would see the places shift where a
         # record is missing
-        own = random.key(*noise.secret, "record step", number, client).to(self.task.device)
-        return replace(inputs, context=inputs.context._replace(key=own, noise=noised))
+        key, own = (
+            random.key(*noise.secret, purpose, number, client).to(self.task.device)
+            for purpose in ("record noise", "record step")
+        )
+        size = min(self.local.batch_size, self.federation.num_examples(client))
+        of_batch = key.new_tensor(size, dtype=torch.float64)
+        return context._replace(key=own, noise=RecordNoise(key, of_batch, noise.clip, noise.std))
 
     def _poisoned(self, batch: Batch) -> Batch:
         """What an attacker trains on instead."""
@@ -323,11 +315,9 @@ class ClientEvaluation(_Clients):
         rows = [self.federation.rows(client, split) for split in SPLITS]
         scores = [scoring.scores(state, of_split, self.batch_size) for of_split in rows]
         sums = np.stack([of_split[:, : scoring.num_sums].sum(0) for of_split in scores])
-        if not scoring.predicts:
-            return ClientEvaluationResult(
-                sums, None, self.writing.metrics_of(client, state, number)
-            )
-        return ClientEvaluationResult(sums, None, scoring.metric_values(rows, scores))
+        if scoring.predicts:
+            return ClientEvaluationResult(sums, None, scoring.metric_values(rows, scores))
+        return ClientEvaluationResult(sums, None, self.writing.metrics_of(client, state, number))
 
 
 def client_diagnostics(
