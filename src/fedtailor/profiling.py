@@ -76,7 +76,8 @@ class Trace:
             yield from rounds
             return
         for number in (1, 2):
-            recorder = self._recorder()
+            on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            recorder = profile(activities=[ProfilerActivity.CPU, *on_gpu])
             with recorder, record_function(_MARK + _ROUND):
                 item = next(rounds, None)
             if item is None:
@@ -85,10 +86,6 @@ class Trace:
             recorder.export_chrome_trace(str(self.path))
             yield item
         yield from rounds
-
-    def _recorder(self) -> profile:
-        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        return profile(activities=[ProfilerActivity.CPU, *on_gpu])
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase as `exclusive_seconds` counts them."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..params import Batch
+from ..params import Batch, clone, pick
 
 _PIXELS, _TOKENS = "pixel_values", "input_ids"
 
@@ -48,16 +48,12 @@ class Trigger:
         >>> marked["pixel_values"][0, 0].tolist(), marked["labels"].tolist()
         ([[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]], [7, 5])
         """
-        batch = dict(batch)
-        if _PIXELS in batch:
-            pixels = batch[_PIXELS].clone()  # [b, C, H, W]
-            size = max(2, pixels.shape[-2] // 8)
-            pixels[:count, ..., -size:, -size:] = self.value
-            batch[_PIXELS] = pixels
+        name = _PIXELS if _PIXELS in batch else _TOKENS
+        marked = clone(pick(batch, (name, "labels")))
+        if name == _PIXELS:
+            size = max(2, batch[name].shape[-2] // 8)
+            marked[name][:count, ..., -size:, -size:] = self.value  # [b, C, H, W]
         else:
-            ids = batch[_TOKENS].clone()  # [b, L]
-            ids[:count, min(1, ids.shape[1] - 1)] = int(self.value)
-            batch[_TOKENS] = ids
-        batch["labels"] = batch["labels"].clone()
-        batch["labels"][:count] = self.target
-        return batch
+            marked[name][:count, min(1, batch[name].shape[1] - 1)] = int(self.value)  # [b, L]
+        marked["labels"][:count] = self.target
+        return batch | marked

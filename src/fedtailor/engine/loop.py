@@ -113,6 +113,7 @@ class Loop:
         if len(present) < len(cohort.clients):
             cohort = cohort.subset(torch.tensor(present, dtype=torch.int64))
         norms = self.chain.close(cohort.clients)
+        turns = [member.lr_scale for member in drawn.members if self.method.trains_alone]
         return Round(
             number=number,
             server=state.server,
@@ -122,7 +123,7 @@ class Loop:
             seconds={},
             losses=tuple(results.losses[at] for at in present),
             steps=tuple(counted[at].steps for at in present),
-            lr_scale=self._lr_scale(drawn.members, number),
+            lr_scale=max(turns, default=plan.lr_scale([number])),
             trained=results.trained,
             trained_steps=results.trained_steps,
             bytes_down=results.bytes_down,
@@ -230,12 +231,6 @@ class Loop:
         }
         without = (f"without client {name(k)}: {reasons[k]}" for k in sorted(reasons))
         return (*without, *state.notes)
-
-    def _lr_scale(self, members: Sequence[Member], number: int) -> float:
-        """The factor on learning rates that stands for a round."""
-        if self.method.trains_alone and members:
-            return max(member.lr_scale for member in members)
-        return self.plan.lr_scale([number])
 
     def _train(
         self,

@@ -22,6 +22,7 @@ class PrivateStates(Protocol):
 
     def prefetch(self, clients: Sequence[int]) -> None:
         """Begin to fetch what `read` will soon be asked for."""
+        return
 
     def begin(self, round_: int) -> None:
         """Stage what follows as of ``round_``."""
@@ -54,9 +55,6 @@ class MemoryStates(PrivateStates):
         if client in self._staged:
             return self._staged[client]
         return clone(self._kept[client]) if client in self._kept else self._initial(client)
-
-    def prefetch(self, clients: Sequence[int]) -> None:
-        return
 
     def begin(self, round_: int) -> None:
         self._kept |= self._staged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -14,8 +13,6 @@ from .processes import Processes, can_fork, cores
 from .sequential import Sequential
 from .vectorised import AdaptiveChunk, Vectorised
 from .work import Executor, Work
-
-ExecutorName = Literal["sequential", "vectorised", "processes"]
 
 _DEFAULT_CONCURRENCY = 5  # clients, where nothing else is said or found out
 
@@ -67,7 +64,7 @@ def share_executor(
 
 
 def _configured(
-    name: ExecutorName,
+    name: str,
     engine: EngineConfig,
     works: Mapping[str, Work],
     most: int,
