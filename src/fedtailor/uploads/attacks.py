@@ -76,11 +76,8 @@ class AttackConfig:
     def check(self, num_clients: int, num_classes: int, *, rounds: int, batch_size: int) -> None:
         """Raise InputError if the settings don't fit each other, the federation or the rounds, or
         if nobody would attack."""
-        usual = AttackConfig()
-        if self.kind not in ("none", "backdoor") and (self.target, self.poisoned) != (
-            usual.target,
-            usual.poisoned,
-        ):
+        is_set = (self.target, self.poisoned) != (AttackConfig.target, AttackConfig.poisoned)
+        if is_set and self.kind not in ("none", "backdoor"):
             raise InputError(
                 "attack.target and attack.poisoned are for the kind 'backdoor'; attack.kind is "
                 f"{self.kind!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
@@ -88,14 +89,12 @@ def degree(clients: int, least: int) -> int:
     >>> degree(100, 70), degree(10_000, 7_000)
     (58, 284)
     """
-    low, high = 1, clients // 2
-    while low < high:  # the probability falls with the number of neighbours
-        half = (low + high) // 2
-        if _fails(clients, least, 2 * half) * clients <= _SAFE:
-            high = half
-        else:
-            low = half + 1
-    return min(2 * low, clients - 1)
+
+    def is_safe(half: int) -> bool:  # the probability falls with the number of neighbours
+        return _fails(clients, least, 2 * half) * clients <= _SAFE
+
+    fewest = 1 + bisect_left(range(1, clients // 2), True, key=is_safe)
+    return min(2 * fewest, clients - 1)
 
 
 def _fails(clients: int, least: int, neighbours: int) -> float:
