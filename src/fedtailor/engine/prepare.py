@@ -25,9 +25,8 @@ from ..task.task import Task
 from ..torch_private import count_flops
 from ..uploads.accounting import Account
 from ..uploads.attacks import Attack
-from ..uploads.chain import Chain, Link, UploadContext
+from ..uploads.chain import Chain, Link, Packing, UploadContext
 from ..uploads.norms import NormBound
-from ..uploads.packing import Packing
 from ..uploads.private import Private
 from ..uploads.record_accounting import RecordAccount
 from ..uploads.robust import RobustRule

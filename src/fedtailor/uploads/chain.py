@@ -113,6 +113,21 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Packing(Link):
+    """Uploads travel in the form that the method gives them: `Method.pack` at the client,
+    `Method.unpack` at the server."""
+
+    pack: Callable[[Params], Params]
+    unpack: Callable[[Params], Params]
+
+    def send(self, upload: Params, at: UploadContext) -> Params:
+        return self.pack(upload)
+
+    def receive(self, upload: Params, at: UploadContext) -> Params:
+        return self.unpack(upload)
+
+
+@dataclass(frozen=True)
 class Chain(Link):
     """Links in the order in which a client applies them; the server goes from the last one to the
     first. ``context`` is what they know before the first round."""
