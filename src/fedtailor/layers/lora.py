@@ -135,37 +135,35 @@ def add_lora(backbone: Backbone, rank: int, lora_alpha: float) -> None:
         nn.init.kaiming_uniform_(layer.factors[0])  # PEFT's layer draws it twice
         return layer
 
-    _replace_projections(backbone, rank, adapted)
+    adapt_projections(backbone, rank, adapted, dora=True)
     for A, B in (layer.factors for layer in layers):
         nn.init.normal_(A, std=rank**-0.5)
         nn.init.zeros_(B)
 
 
 def adapt_projections(
-    backbone: Backbone, rank: int, adapted: Callable[[nn.Linear, int], nn.Module]
+    backbone: Backbone,
+    rank: int,
+    adapted: Callable[[nn.Linear, int], nn.Module],
+    dora: bool = False,
 ) -> None:
     """Replace every projection by ``adapted(projection, number of its block)``, in place. Raises
     InputError where no recognised block, or a projection that can't have LoRA of this rank; or
-    where LoRA is to be DoRA."""
-    refuse_dora(backbone)
-    _replace_projections(backbone, rank, adapted)
-
-
-def refuse_dora(backbone: Backbone) -> None:
-    """Raise InputError where LoRA is to be DoRA, which the method has no form of."""
-    if backbone.lora.dora:
-        raise InputError("its LoRA has no form with DoRA; leave model.lora.dora out")
-
-
-def _replace_projections(
-    backbone: Backbone, rank: int, adapted: Callable[[nn.Linear, int], nn.Module]
-) -> None:
+    where LoRA is to be DoRA, and ``dora`` doesn't allow it."""
+    if not dora:
+        refuse_dora(backbone)
     check_rank(backbone, rank)
     for index, block in enumerate(backbone.blocks):
         for path in block:
             base = backbone.model.get_submodule(path)
             assert isinstance(base, nn.Linear)
             replace(backbone.model, path, adapted(base, index))
+
+
+def refuse_dora(backbone: Backbone) -> None:
+    """Raise InputError where LoRA is to be DoRA, which the method has no form of."""
+    if backbone.lora.dora:
+        raise InputError("its LoRA has no form with DoRA; leave model.lora.dora out")
 
 
 def branches(x: Tensor, *terms: Branch, scaling: float = 1.0) -> Tensor:
