@@ -12,7 +12,7 @@ from ..store.metrics import Metric
 from ..store.read import StrPath, read_all
 from ..store.selection import metric_of
 from .cells import text_tables
-from .differences import ahead_of, comparable_entries, difference_table
+from .differences import MethodResults, ahead_of, comparable_entries, difference_table
 from .select import choose
 from .table import Table, table
 from .text import TextTable, whole
@@ -95,7 +95,8 @@ def against(
     if method not in groups:
         raise unknown("method", method, groups)
     members = groups[method]
-    leads = ahead_of(method, members, metric, choose(members).seeds)
+    results = MethodResults.of_all(members, metric, choose(members).seeds)
+    leads = ahead_of(method, results)
     compared = {method, *(one.method for one in leads)}
     others = [label for label in groups if label not in compared]
     if not leads:

@@ -124,6 +124,13 @@ class MethodResults:
     untrained: Mapping[Division, Collection[str]]
     is_fair: bool
 
+    @classmethod
+    def of_all(
+        cls, members: Sequence[Entry], metric: Metric, seeds: Sequence[int]
+    ) -> dict[str, MethodResults]:
+        """Return those of several methods on test data, by label; ``seeds`` as in `of`."""
+        return {one.label: cls.of(one, metric, seeds=seeds) for one in members}
+
     @staticmethod
     def of(
         entry: Entry, metric: Metric, split: HeldOut = "test", seeds: Sequence[int] = ()
@@ -209,15 +216,11 @@ class MethodResults:
         )
 
 
-def ahead_of(
-    reference: str, members: Sequence[Entry], metric: Metric, seeds: Sequence[int]
-) -> list[Difference]:
-    """Return how far each other method is ahead of ``reference`` on test data, with these ``seeds``
-    (none: all), the farthest first, without those that have no client in common with it."""
-    results = {one.label: MethodResults.of(one, metric, seeds=seeds) for one in members}
-    base = results.pop(reference)
-    leads = [lead for one in results.values() if (lead := one.ahead(base)) is not None]
-    return sorted(leads, key=lambda one: -one.value)
+def ahead_of(reference: str, results: Mapping[str, MethodResults]) -> list[Difference]:
+    """Return how far each other method is ahead of ``reference`` on test data, the farthest first,
+    without those that have no client in common with it; ``results`` are by label."""
+    leads = (one.ahead(results[reference]) for name, one in results.items() if name != reference)
+    return sorted(filter(None, leads), key=lambda one: -one.value)
 
 
 def difference_table(differences: Sequence[Difference], metric: Metric) -> TextTable:

@@ -10,7 +10,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..store.committed import FLOWER_FILE
 from ..store.metrics import Metric, bare, is_percentage
@@ -58,9 +57,12 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
     alone = choice.best(ALONE) or next((one for one in entries if one.method == ALONE), None)
     unequal = unequal_turns(alone) if alone else None
     measure = None if unequal else alone
-    against_alone = ahead_of(measure.label, entries, metric, choice.seeds) if measure else []
-    differences = _ahead_of_all(best, choice, metric) if best else []
-    worse_off = [*_worse_off(best, measure, metric, choice.seeds)] if best and measure else []
+    results = MethodResults.of_all(entries, metric, choice.seeds)
+    against_alone = ahead_of(measure.label, results) if measure else []
+    differences = _ahead_of_all(best.label, results) if best else []
+    worse_off = []
+    if best and measure:
+        worse_off = [*_worse_off(results[best.label], results[measure.label], metric)]
     poor = [row.label for row in rows if row.personal_model and row.personal_model.did_not_learn]
     text = [
         _best(choice, best, differences),
@@ -89,12 +91,9 @@ def verdict(entries: Sequence[Entry], rows: Sequence[Row], metric: Metric) -> Ve
     )
 
 
-def _ahead_of_all(best: Entry, choice: Choice, metric: Metric) -> list[Difference]:
-    found = {one.label: MethodResults.of(one, metric, seeds=choice.seeds) for one in choice.entries}
-    ours = found.pop(best.label)
-    others = [*found.values()]
-    leads = [lead for one in others if (lead := ours.ahead(one)) is not None]
-    fair = [one for one in leads if one.reading != "trained unequally"]
+def _ahead_of_all(best: str, results: Mapping[str, MethodResults]) -> list[Difference]:
+    leads = (results[best].ahead(one) for name, one in results.items() if name != best)
+    fair = [one for one in leads if one is not None and one.reading != "trained unequally"]
     return sorted(fair, key=lambda one: one.value)
 
 
@@ -148,9 +147,8 @@ def _losses(
         yield f"Clearly worse than training alone: {in_prose(behind)}."
 
 
-def _worse_off(best: Entry, alone: Entry, metric: Metric, seeds: Sequence[int]) -> Iterator[str]:
-    ours, theirs = (MethodResults.of(one, metric, seeds=seeds) for one in (best, alone))
-    clients = ours.by_client(theirs)
+def _worse_off(best: MethodResults, alone: MethodResults, metric: Metric) -> Iterator[str]:
+    clients = best.by_client(alone)
     several = len({seed for _, seed in clients}) > 1
     worst = sorted((value, *key) for key, value in clients.items() if value < 0)
     for value, client, seed in worst[:MAX_NAMES]:
@@ -215,19 +213,16 @@ def _last_is_best(entry: Entry) -> bool:
     )
 
 
-def _run_on(run: Path) -> str:
-    """The command that goes on with a run, or with the deployment whose run it is."""
-    if (run.parent / "deploy.toml").is_file():
-        return shlex.join(["fedtailor", "deploy", "run", str(run.parent)])
-    return shlex.join(["fedtailor", "run", str(run)])
-
-
 def _command(
     entries: Sequence[Entry], best: Entry | None, runs: Sequence[str], *, is_poor: bool
 ) -> str:
-    """The command that goes on with a run that has not ended, or else predicts with ``best``."""
+    """The command that goes on with a run that has not ended, or with the deployment whose run it
+    is, or else predicts with ``best``."""
     if not all(trial.commit.is_done for entry in entries for trial in entry.trials):
-        return _run_on(entries[0].run.path) if len(runs) == 1 else ""
+        run = entries[0].run.path
+        is_deployed = (run.parent / "deploy.toml").is_file()
+        words = ["deploy", "run", str(run.parent)] if is_deployed else ["run", str(run)]
+        return shlex.join(["fedtailor", *words]) if len(runs) == 1 else ""
     if best is None or is_poor or not all(has_all(entry.run) for entry in entries):
         return ""
     if any(
