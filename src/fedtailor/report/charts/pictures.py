@@ -229,26 +229,16 @@ def _order(last: Floats, numbers: Sequence[int], clusters: Counts | None) -> lis
 
 def _domain(x: Floats, picture: Picture) -> tuple[float, float]:
     """The range of colours: that of all values in the last round but the outermost ones, which
-    would make all others look alike, and with a neutral value as far to both sides of it."""
+    would make all others look alike. With a neutral value it lies in the middle, and both ends are
+    so far from it that small differences stay pale."""
     last = x[-1]
     values = last[~np.isnan(last) & ((last != 0) if picture.drops else True)]
-    ends = np.percentile(values, (2, 98)) if len(values) else np.array([0.0, 1.0])
-    if picture.neutral is not None:
-        return _centred(picture.neutral, ends if len(values) else values, picture.reach)
-    low, high = float(ends[0]), float(ends[1])
+    ends = np.percentile(values, (2, 98)) if len(values) else values
+    if (neutral := picture.neutral) is not None:
+        most = max(picture.reach, float(np.abs(ends - neutral).max(initial=0)))
+        return neutral - most, neutral + most
+    low, high = map(float, ends) if len(ends) else (0.0, 1.0)
     return (low, high) if high - low > 1e-6 else (low - 1e-6, high + 1e-6)
-
-
-def _centred(neutral: float, values: NDArray[np.float64], reach: float) -> tuple[float, float]:
-    """Return a range of colours with ``neutral`` in the middle that holds ``values``, and reaches
-    at least ``reach`` to both sides, so that small differences stay pale.
-
-    >>> _centred(0.5, np.array([0.25, 0.51]), 0.125), _centred(0.5, np.array([0.49]), 0.125)
-    ((0.25, 0.75), (0.375, 0.625))
-    """
-    known = values[~np.isnan(values)]
-    most = max(reach, float(np.abs(known - neutral).max(initial=0)))
-    return neutral - most, neutral + most
 
 
 def _ends(x: Floats) -> list[float]:
