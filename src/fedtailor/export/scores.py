@@ -8,7 +8,6 @@ from typing import Any
 
 from ..errors import listed
 from ..inference.onboard import Onboarded, read_result
-from ..report.majority import majority_accuracy
 from ..report.names import client_name
 from ..runs.trained import TrainedMethod
 from ..store.metrics import bare
@@ -130,7 +129,7 @@ def _score(
         return float(total / counted) if counted else None
 
     majority = answer = None
-    if evaluation.split == "test" and (known := majority_accuracy(partition, evaluation)):
+    if evaluation.split == "test" and (known := partition.majority_accuracy(evaluation.clients)):
         majority = mean(known)
         if client is not None and partition.majority is not None:
             answer = partition.classes[int(partition.majority[client])]

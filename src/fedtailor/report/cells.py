@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ..store.metrics import ATTACK_SUCCESS, TUNED, Metric, higher_is_better, scale_of, unit_of
 from ..units import fixed, seconds_text, si
 from .clients import client_tables
-from .majority import NOT_LEARNED
+from .notes import NOT_LEARNED
 from .rows import ModelResult, Row, Spread
 from .table import Table
 from .text import TextTable

@@ -11,7 +11,6 @@ import numpy as np
 from ..objectives.objective import OWN_METRIC
 from ..store.metrics import Metric, bare, higher_is_better, sizes_of, unit_of, values_of
 from ..store.records import EvaluationLine, Partition
-from .majority import majority_accuracy
 from .select import Entry, reported
 from .text import TextTable
 
@@ -97,7 +96,7 @@ def _majority(
 ) -> dict[int, float | None]:
     """The accuracies of the clients' most frequent classes; None where they are not known, and
     beside another ``metric``, with which they can't be compared."""
-    known = majority_accuracy(partition, evaluation) if metric == "accuracy" else None
+    known = partition.majority_accuracy(evaluation.clients) if metric == "accuracy" else None
     return dict(zip(evaluation.clients, known or [None] * len(evaluation.clients), strict=True))
 
 

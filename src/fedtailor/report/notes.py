@@ -13,10 +13,10 @@ from ..store.metrics import Metric, higher_is_better
 from ..store.read import Run
 from ..store.records import KNOWN_NOISE
 from ..store.selection import select_by
-from .majority import NOT_LEARNED
 from .names import privacy_name
 from .select import goes_on
 
+NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
 _BUDGETS = ("rounds", "local", "cohort")
 _SETTINGS = ("data", "split", "model", "privacy", "secure_aggregation", "faults")
 

@@ -13,7 +13,6 @@ from ..store.metrics import Metric, Summary, summarise, summary
 from ..store.selection import Model, by_round, select_by, validated
 from .clients import worst_clients
 from .costs import cpu_seconds, mean_of, seconds, simulated_seconds, traffic
-from .majority import majority_accuracy
 from .select import Entry, goes_on, own_metrics, reported
 from .untrained import Untrained, untrained_of
 
@@ -120,7 +119,7 @@ def _majorities(entry: Entry, model: Model, metric: Metric) -> list[Summary]:
         return []
     found: list[Summary] = []
     for trial, one in reported(entry, model):
-        accuracy = majority_accuracy(entry.run.partitions[trial.seed], one.test)
+        accuracy = entry.run.partitions[trial.seed].majority_accuracy(one.test.clients)
         if accuracy is None:
             return []
         found.append(summarise(accuracy, one.test.num_examples, higher_is_better=True))

@@ -81,6 +81,16 @@ class Partition:
         """Return a client's name, or its number in digits if it has none."""
         return (self.names[client] if self.names else "") or str(client)
 
+    def majority_accuracy(self, clients: Sequence[int]) -> list[float | None] | None:
+        """Return the accuracy of each client's most frequent training class on its own test
+        examples, None for a client without some; None instead of a list where it is unknown."""
+        if self.majority_correct is None or not len(clients):
+            return None
+        correct, sizes = (of[list(clients)] for of in (self.majority_correct, self.test))
+        if (correct < 0).any():
+            return None
+        return [int(c) / int(n) if n else None for c, n in zip(correct, sizes, strict=True)]
+
 
 @dataclass(frozen=True)
 class BestRound:
