@@ -7,8 +7,11 @@ import pytest
 
 from fedtailor import report
 from fedtailor.errors import InputError
-from fedtailor.report.page import write
+from fedtailor.report import page as pages
+from fedtailor.report.charts import content as charts
+from fedtailor.report.page import every_client, write
 from tests.report import conftest
+from tests.report.charts.test_content import content_of
 from tests.report.conftest import hold, write_run
 
 MakeRun = Callable[..., Path]
@@ -142,3 +145,24 @@ def test_a_run_that_has_just_begun_is_shown(make_run: MakeRun, tmp_path: Path) -
         commit.write_text(json.dumps(state))
     write([path], tmp_path / "page.html")
     assert "fedsdg (round 1 of 8)" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_rows_are_named_for_the_script(make_run: MakeRun) -> None:
+    found = every_client(content_of(make_run(methods=("fedavg", "local"))))
+    assert found.keys[:2] == ["0:0", "0:1"]
+    assert found.header == ["client", "clients of", "train", "test", "fedavg", "local"]
+    assert found.cells[0][:4] == ["0", "seed 0", "60", "20"]
+    assert len(found.cells) == 10
+    assert found.note == ""
+
+
+def test_the_page_says_which_rows_are_left_out(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_MAX_ROWS", 4)
+    monkeypatch.setattr(charts, "MAX_CLIENTS", 4)
+    run = make_run()
+    text = write([run], tmp_path / "page.html").read_text()
+    assert "The table shows the first 4 of 6 rows. Of up to 6 clients the page has 4" in text
+    assert "methods/METHOD/seed-SEED/clients.jsonl has all" in text
+    assert (run / "methods/fedavg/seed-0/clients.jsonl").exists()

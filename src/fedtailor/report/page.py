@@ -14,11 +14,10 @@ import numpy as np
 from ..errors import InputError, naming
 from ..store.format import dotted
 from ..store.read import Run, StrPath, read_all
-from ..units import si
+from ..units import fixed, si
 from . import drawing, select
 from .cells import ranked, text_tables
 from .charts.content import Groups, Json, content, groups
-from .charts.every_client import every_client
 from .charts.pictures import pictures
 from .clients import worst_table
 from .differences import difference_table
@@ -27,6 +26,8 @@ from .sections import ahead, chart_specs, sections
 from .select import Entry
 from .table import Table, table
 from .text import TextTable, whole
+
+_MAX_ROWS = 1000  # of the table of every client; with 12 methods a row takes 0.6 kB of the page
 
 
 def _time(entries: Sequence[Entry]) -> TextTable:
@@ -41,6 +42,48 @@ def _time(entries: Sequence[Entry]) -> TextTable:
         cells.append([label, str(trial.seed), *numbers, peak])
     header = ["method", "seed", *phases, "in all", "peak memory"]
     return TextTable("Seconds by phase, over the committed rounds", header, cells)
+
+
+def every_client(shown: Json) -> TextTable:
+    """Show the results of the shown clients as a table: a row a client and group."""
+    labels, groups, metric = shown["methods"], shown["groups"], shown["metric"]
+    digits = 1 if metric["isPercentage"] else 3
+    found: dict[tuple[int, int], dict[int, float]] = {}
+    columns = shown["results"]
+    if columns:
+        for method, group, client, value in zip(
+            *(columns[name] for name in ("method", "group", "client", "value")), strict=True
+        ):
+            if value is not None:
+                found.setdefault((group, client), {})[method] = value
+    cells, keys = [], []
+    for (group, client), values in sorted(found.items())[:_MAX_ROWS]:
+        of = groups[group]
+        shared = [of["title"]] if len(groups) > 1 else []
+        texts = [fixed(values[k], digits) if k in values else "-" for k in range(len(labels))]
+        sizes = str(of["train"][client]), str(of["test"][client])
+        cells.append([of["names"][client], *shared, *sizes, *texts])
+        keys.append(f"{group}:{client}")
+    header = ["client", *(["clients of"] if len(groups) > 1 else []), "train", "test", *labels]
+    title = f"Every client: examples, and test {metric['axis']} by method"
+    return TextTable(title, header, cells, keys=keys, note=_left_out(shown, len(found)))
+
+
+def _left_out(shown: Json, rows: int) -> str:
+    """Say which clients the table lacks, and which file has them; empty if it has all."""
+    parts = []
+    if rows > _MAX_ROWS:
+        parts.append(f"The table shows the first {_MAX_ROWS:,} of {rows:,} rows.")
+    sampled = [group for group in shown["groups"] if len(group["names"]) < group["all"]]
+    if sampled:
+        most = max(sampled, key=lambda group: group["all"])
+        parts.append(
+            f"Of up to {most['all']:,} clients the page has {len(most['names'])}, evenly spaced."
+        )
+    if not parts:
+        return ""
+    where = "methods/METHOD/seed-SEED/clients.jsonl"
+    return " ".join([*parts, f"In the run directory {where} has all of them."])
 
 
 def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
