@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FEW = 20  # names in one message
+GO_ON = "the same command goes on after the last committed round"
 _UNSEEN = "\u034f\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"  # joiners, and what chooses a glyph
 
 

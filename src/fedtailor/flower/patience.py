@@ -23,7 +23,7 @@ from flwr.supercore.retry.retry_invoker import RetryState
 from flwr.supercore.run import RunNotRunningException
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from ..errors import InputError, say
+from ..errors import GO_ON, InputError, say
 from .codec import words
 
 T = TypeVar("T")
@@ -39,7 +39,6 @@ _PASSING_CODES = {
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0  # seconds between two tries
 _FIRST_WORD, _LONGEST_SILENCE = 10.0, 600.0  # seconds between two lines about the same trouble
 _FORGOTTEN = 60.0  # seconds without a failure, after which the next one is said at once
-_GO_ON = "the same command goes on after the last committed round"
 
 
 class OutageError(InputError):
@@ -121,7 +120,7 @@ class PatientGrid:
             try:
                 answer = call()
             except RunNotRunningException:
-                raise InputError(f"Flower has ended this run; {_GO_ON}") from None
+                raise InputError(f"Flower has ended this run; {GO_ON}") from None
             except TROUBLE as error:
                 reason = reason_of(error)
                 if not passes(error):
@@ -129,7 +128,7 @@ class PatientGrid:
                 left = start + self._limit - time.monotonic()
                 if left <= 0 or self._closed.is_set():
                     raise OutageError(
-                        f"Flower's SuperLink has failed for {self._limit:g} s: {reason}; {_GO_ON}"
+                        f"Flower's SuperLink has failed for {self._limit:g} s: {reason}; {GO_ON}"
                     ) from error
                 self._trouble.failed(reason)
                 self._closed.wait(min(pause, left))
@@ -151,7 +150,7 @@ class PatientGrid:
             # Flower interrupts this process then
             if status == httpx.codes.UNAUTHORIZED and not ended.is_set():
                 ended.set()
-                say(f"Flower has ended this run, since it heard nothing of it; {_GO_ON}")
+                say(f"Flower has ended this run, since it heard nothing of it; {GO_ON}")
             return gives_up is not None and gives_up(error)
 
         def on_backoff(state: RetryState) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from ...errors import InputError
+from ...errors import GO_ON, InputError
 from ...torch_private import use_count
 from .messages import Place, pack, unpack
 
@@ -34,8 +34,6 @@ _JOIN = timedelta(minutes=5)
 _SILENCE = timedelta(hours=6)  # of a rank that is waited for; one that has ended is noticed at once
 
 _PRECEDENCE = 2.0  # seconds: what is wrong with the input on all ranks is the first one's to say
-
-_AGAIN = "the same command goes on after the last committed round"
 
 
 def gpus() -> int:
@@ -169,7 +167,7 @@ class ProcessGroup:
         """What the first rank does on SIGTERM."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         how = "told to end (SIGTERM), as torchrun does where another rank has failed"
-        raise ChildProcessError(errno.ECHILD, f"{how}; {_AGAIN}", f"rank {self.rank}")
+        raise ChildProcessError(errno.ECHILD, f"{how}; {GO_ON}", f"rank {self.rank}")
 
     def end(self, error: BaseException) -> None:
         """Exit with code 2, unless it is for this rank to say what is wrong."""
@@ -220,7 +218,7 @@ def _connected(rank: int | None = None) -> Iterator[None]:
         yield
     except RuntimeError as error:
         how = str(error).partition(". ")[0].rpartition("] ")[2]
-        message = f"the connection to it has ended ({how}); {_AGAIN}"
+        message = f"the connection to it has ended ({how}); {GO_ON}"
         title = "another rank" if rank is None else f"rank {rank}"
         raise ChildProcessError(errno.ECHILD, message, title) from None
 

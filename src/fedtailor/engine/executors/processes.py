@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import GO_ON, InputError
 from ...params import Params, same_tensors
 from ...user_code import own_faults
 from .messages import Place, pack, unpack
@@ -216,8 +216,7 @@ class _Child:
         code = self._process.exitcode or 0
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}, see above"
         more = ", as happens when memory runs out" if code == -signal.SIGKILL else ""
-        advice = "the same command goes on after the last committed round"
-        return ChildProcessError(errno.ECHILD, f"{how}{more}; {advice}", self._title)
+        return ChildProcessError(errno.ECHILD, f"{how}{more}; {GO_ON}", self._title)
 
     def end(self) -> None:
         self.connection.close()
