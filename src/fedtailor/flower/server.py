@@ -35,6 +35,7 @@ from ..runs.trials import TrialRun, commit_rounds, run_trials
 from ..store.aggregated import read_aggregated, write_aggregated
 from ..store.committed import FLOWER_FILE, read_server
 from ..store.files import read_record, record, write_json
+from ..store.format import damaged
 from ..store.trial import TrialStore
 from ..task.backbone import Backbone
 from ..task.task import Task
@@ -268,6 +269,8 @@ def _names(store: TrialStore) -> FlowerRecord:
             raise InputError(f"{store.path} was not begun over Flower; choose another --out")
         write_json(path, {"run": uuid.uuid4().hex})
     names = read_record(FlowerRecord, path)
+    if len(names.before) != len(names.up_to):
+        raise damaged(path, "before and up_to must have one entry for each earlier name")
     if len(names.before) < len(commit.rolled_back):
         before, up_to = (names.run, *names.before), (commit.round, *names.up_to)
         names = FlowerRecord(uuid.uuid4().hex, before=before, up_to=up_to)
