@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from fedtailor.store.format import columns
 from fedtailor.store.metrics import summary
-from fedtailor.store.read import Partition, Trial
+from fedtailor.store.read import Partition, Trial, tensors
 from fedtailor.store.selection import by_round
-from fedtailor.store.tensors import tensors
 
 
 def shown(trial: Trial, partition: Partition, metric: str) -> dict[str, Any]:

@@ -103,15 +103,17 @@ class Run:
         return objective_of(next((one.task for one in self.partitions.values()), None))
 
 
-def tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the tensors of a safetensors file. Raises InputError where it is missing or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """Read the tensors of a safetensors file: those of ``names``, or all if there are none. Raises
+    InputError where it is missing or damaged."""
+    from safetensors import SafetensorError, safe_open
 
     check_tensors(path)
     try:
-        found: dict[str, NDArray[Any]] = load_file(path)
-        return found
+        with safe_open(path, framework="numpy") as file:
+            if missing := set(names) - set(file.keys()):
+                raise InputError(f"{path} lacks the tensors {', '.join(sorted(missing))}")
+            return {name: file.get_tensor(name) for name in names or file.keys()}
     except SafetensorError as error:
         raise damaged(path, str(error)) from None
 

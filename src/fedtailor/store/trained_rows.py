@@ -9,6 +9,7 @@ from safetensors.numpy import save
 
 from ..data.federation import Federation
 from ..data.table import Fingerprints
+from ..errors import InputError
 from .files import write_atomically
 from .format import check_tensors, checksum, damaged, seal_tensors
 from .read import read_data_manifest, tensors
@@ -70,7 +71,13 @@ def _read(out: Path, seed: int) -> dict[str, Fingerprints]:
     if stated is None and not file.exists():
         return {}
     check_trained_rows(file, stated)
-    return tensors(file)
+    found: dict[str, Fingerprints] = tensors(file)
+    for name, hashes in found.items():
+        if hashes.dtype != np.uint64 or hashes.ndim != 1:
+            raise InputError(
+                f"{file}: {name} is {hashes.dtype} {list(hashes.shape)}; must be hashes, uint64 [n]"
+            )
+    return found
 
 
 def trained_rows_file(out: Path, seed: int) -> Path:
