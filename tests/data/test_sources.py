@@ -123,6 +123,13 @@ def pictures(digits):
     return Dataset.from_dict({"img": values, "label": labels}, features=features)
 
 
+def test_a_picture_is_no_half_of_a_pair(pictures, tokenizer, tmp_path):
+    both = pictures.add_column("said", ["x"] * len(pictures))
+    config = DataConfig(path=write(both, tmp_path / "a.parquet"), text="said", text_pair="img")
+    with pytest.raises(InputError, match="column 'img' has pictures; of a pair of columns both"):
+        load_data(config, tokenizer)
+
+
 def test_image_columns(pictures, digits, tmp_path):
     path = write(pictures, tmp_path / "a.parquet")
     dataset = load_data(DataConfig(path=path))

@@ -125,6 +125,7 @@ def test_stdin_has_a_text_a_line_objects_or_a_csv(
         ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),
         ("a.jsonl", "[]\n", r"line 1 is no JSON object"),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
+        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"not JSON: the name 'text' stands twice"),
         ("a.xlsx", "x", r"reads texts; allowed: .csv, .tsv, .jsonl, .txt, .json, .parquet, .arrow"),
         ("a.txt", "", "a.txt is empty; write one text a line into it"),
     ],

@@ -201,6 +201,9 @@ def _reader(
     table: Any, sources: Sequence[str], objective: Objective, side: int | None
 ) -> Callable[[Indices], list[Any] | NDArray[np.uint8]]:
     are_images = [_check_input(table.features[name], name, objective) for name in sources]
+    if len(sources) > 1 and any(are_images):
+        name = brief(sources[are_images.index(True)])
+        raise InputError(f"column {name} has pictures; of a pair of columns both must be texts")
 
     def read(rows: Indices) -> list[Any] | NDArray[np.uint8]:
         selection = table.select(rows)

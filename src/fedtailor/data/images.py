@@ -138,7 +138,7 @@ def picture_array(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return pictures as uint8, or as float32 if they are floats.
 
     Bits become 0 and 255, and 16 bits are scaled from 0 to 65,535; other whole numbers are bytes.
-    Raises InputError where values of another kind, or out of range."""
+    Raises InputError where values are of another kind, or out of range."""
     kind, dtype = array.dtype.kind, array.dtype
     if kind == "f":
         with np.errstate(over="ignore"):

@@ -286,8 +286,8 @@ def objective_of_data(config: DataConfig) -> Objective:
 
 
 def read_columns(config: DataConfig) -> Columns:
-    """The rows of the source that ``config`` names, with its columns. Raises InputError where an
-    unknown data set; a missing file, package or column."""
+    """The rows of the source that ``config`` names, with its columns. Raises InputError
+    for an unknown data set, and a missing file, package or column."""
     if bool(config.name) == bool(config.path):
         raise InputError(
             "data.path must name your file, or data.name a data set, and not both; "

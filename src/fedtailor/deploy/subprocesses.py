@@ -136,7 +136,7 @@ def started(
 @contextmanager
 def interrupts_later() -> Iterator[None]:
     """Delay the interrupts by SIGINT and SIGTERM until the end of the ``with`` statement. Raises
-    KeyboardInterrupt where at the end, if there was an interrupt."""
+    KeyboardInterrupt at the end, if there was an interrupt."""
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -240,13 +240,21 @@ def _jsonl(content: str, source: str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_once)
         except ValueError as error:
             raise InputError(f"{source}, line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise InputError(f"{source}, line {number} is no JSON object: {line[:40]}")
         table.append(row)
     return table
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError where a name stands twice: who wrote it meant one."""
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the name {brief(twice[0])} stands twice")
+    return dict(pairs)
 
 
 def _text_column(

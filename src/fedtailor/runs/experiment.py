@@ -247,7 +247,7 @@ def _resolve_files(content: dict[str, Any], folder: Path) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises InputError where no such file, or not TOML."""
+    """The content of a TOML file. Raises InputError where there is none, or no TOML."""
     if not path.is_file():
         raise missing_file(path, what="experiment file")
     if path.suffix in (".csv", ".tsv", ".jsonl", ".parquet", ".arrow"):
