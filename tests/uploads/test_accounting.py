@@ -90,6 +90,13 @@ def test_a_round_of_a_poisson_cohort(neighbours: Any) -> None:
     assert one.accountant == "PLD, Poisson sampling"
 
 
+def test_hardly_any_noise_is_counted_on_a_coarser_grid() -> None:
+    """Of four rounds a client is in three with a probability above delta, which is 0.037, and not
+    in all: three times the loss of 1 / (2 noise^2)."""
+    found = account(PrivacyConfig(noise=0.01, clip=1.0, sampling="poisson"), 20, 7, 4)
+    assert found.epsilon(4) == pytest.approx(3 / (2 * 0.01**2), rel=0.02)
+
+
 def test_many_rounds_of_poisson_cohorts_as_prv_accountant_has_them() -> None:
     """It says that q = 0.05 and sigma = 1 spend 10.987 in 1,000 rounds: tests/oracles."""
     spent = Account(1.0, 1e-5, 10_000, 500, 1000, True, "remove").spent(1000)

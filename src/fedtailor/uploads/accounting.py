@@ -43,6 +43,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from ..errors import InputError
@@ -262,7 +263,8 @@ class Account:
     def _poisson(self, rounds: int) -> float:
         losses = _losses(self.cohort / self.clients, self.noise, self.neighbours)
         delta = self.delta - self._empty
-        return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
+        with np.errstate(over="ignore"):  # of a large epsilon
+            return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
 
 
 @cache
