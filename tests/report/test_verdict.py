@@ -240,9 +240,13 @@ MakeRun = Callable[..., Path]
 def test_a_run_that_ends_at_its_best_round_may_be_too_short(make_run: MakeRun) -> None:
     fourth_of_six = verdict_of(make_run(methods=("fedavg", "local")))
     assert not any("More rounds" in one for one in fourth_of_six.text)
-    found = verdict_of(make_run("short", methods=("fedavg", "local"), rounds=4))
+    short = make_run("short", methods=("fedavg", "local"), rounds=4)
     said = "More rounds may change the order: the last one is the best of fedavg and local."
-    assert said in found.text
+    assert said in verdict_of(short).text
+    experiment = json.loads((short / "experiment.json").read_text())
+    for privacy, may_be in (({"epsilon": 8.0}, False), ({"epsilon": 8.0, "noise": 1.0}, True)):
+        (short / "experiment.json").write_text(json.dumps(experiment | {"privacy": privacy}))
+        assert (said in verdict_of(short).text) == may_be
 
 
 def test_of_written_runs_the_reported_round_is_judged(make_run: MakeRun) -> None:

@@ -204,8 +204,10 @@ def _spent(rows: Sequence[Row]) -> Iterator[str]:
 
 def _last_is_best(entry: Entry) -> bool:
     """Whether every trial reports the last of several evaluated rounds, at a constant rate: it may
-    have been too short."""
-    if entry.run.experiment.get("schedule", {}).get("name", "constant") != "constant":
+    have been too short. Not where noise is for so many rounds."""
+    schedule, privacy = (entry.run.experiment.get(name, {}) for name in ("schedule", "privacy"))
+    is_spent = privacy.get("epsilon") is not None and privacy.get("noise") is None
+    if is_spent or schedule.get("name", "constant") != "constant":
         return False
     return len(reported(entry)) == len(entry.trials) and all(
         selected.round == trial.commit.rounds and len(by_round(trial, "personal", "validation")) > 1
