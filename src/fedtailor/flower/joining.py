@@ -16,9 +16,9 @@ from ..inference.onboard import to_new_client
 from ..params import add_prefix
 from ..runs.experiment import Experiment
 from ..runs.trained import open_trained
-from ..store.committed import FLOWER_FILE, Count, commit_of, read_commit
+from ..store.committed import Count, commit_of, read_commit
 from ..store.files import read_record, write_json
-from ..store.format import trial_folder
+from ..store.format import FLOWER_FILE, trial_folder
 from ..store.run_directory import locked
 from ..task.backbone import Backbone
 from .border import read_answers

@@ -33,9 +33,9 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import check_same
 from ..runs.trials import TrialRun, commit_rounds, run_trials
 from ..store.aggregated import read_aggregated, write_aggregated
-from ..store.committed import FLOWER_FILE, read_server
+from ..store.committed import read_server
 from ..store.files import read_record, record, write_json
-from ..store.format import damaged
+from ..store.format import FLOWER_FILE, damaged
 from ..store.trial import TrialStore
 from ..task.backbone import Backbone
 from ..task.task import Task

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..store.committed import FLOWER_FILE
+from ..store.format import FLOWER_FILE
 from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import attack_of
 from ..store.selection import by_round

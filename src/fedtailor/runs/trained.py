@@ -24,7 +24,6 @@ from ..method import Method, Server
 from ..objectives.objective import Objective
 from ..params import Params, aligned, pick
 from ..store.committed import (
-    FLOWER_FILE,
     Commit,
     CommittedStates,
     commit_of,
@@ -33,7 +32,7 @@ from ..store.committed import (
     read_server,
 )
 from ..store.files import load_tensors
-from ..store.format import check_there, trial_folder
+from ..store.format import FLOWER_FILE, check_there, trial_folder
 from ..store.read import Trial, read
 from ..store.selection import by_round
 from ..store.trained_rows import check_trained_rows, trained_rows_file

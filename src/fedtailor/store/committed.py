@@ -23,7 +23,6 @@ from .row_file import RowFile
 
 COSTS_FILE = "costs.json"  # of the first round
 PRIVATE_FILE = "private.safetensors"
-FLOWER_FILE = "flower.json"  # of a trial whose clients are elsewhere, and keep their private states
 RESULT_FILE = "server.safetensors"  # the server's state after the last round
 START_FILE = "start.json"  # written before round 0
 

@@ -35,6 +35,7 @@ SHARE_OF_RUN = re.compile(r"; \d+ % of the run(, about .+ left)?$")
 
 _LONGEST_NAME = 200  # bytes of a folder's name, with room for endings
 FORMAT = 6
+FLOWER_FILE = "flower.json"  # of a trial whose clients, elsewhere, keep their private states
 
 REFUSED_FILE = "refused.jsonl"  # of a method with a seed over Flower: it is no log of `commit.json`
 CHECKSUMS = "__checksum__"  # int64 [n], in a file of rows; 0 for a row of zeros
