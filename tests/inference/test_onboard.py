@@ -33,6 +33,8 @@ from tests.engine.test_privacy import backbone
 from tests.inference.conftest import FEDERATION, NEW
 from tests.small import digits_backbone, digits_federation, without_checksum
 
+pytestmark = pytest.mark.slow  # what they share takes seconds
+
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
@@ -46,7 +48,6 @@ def joined(run: Path, label: str, name: str = "lagos", **options: bool) -> ft.On
     return onboard(run, label, NEW, name, backbone=digits_backbone(), **options)
 
 
-@pytest.mark.slow
 def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     first, second = joined(run, "ditto"), joined(run, "ditto", "St. José 2")
     assert (first.number, second.number) == (3, 4)
@@ -68,7 +69,6 @@ def test_a_new_client_is_found_by_its_name(run: Path) -> None:
     assert first.note.endswith("no better than the most frequent class") == (kept <= most)
 
 
-@pytest.mark.slow
 def test_a_client_keeps_its_number_over_a_kill_while_it_was_replaced(run: Path) -> None:
     first, other = joined(run, "ditto", "oslo"), joined(run, "ditto", "rome")
     folder = run / "methods/ditto/seed-0/onboarded"
@@ -199,7 +199,6 @@ def test_a_client_with_one_row_keeps_the_global_model(run: Path) -> None:
     assert "no validation examples to check the fitted model" in str(result)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("level", ["client", "record"])
 def test_a_client_with_one_row_joins_a_run_whose_budget_is_spent(
     level: Literal["client", "record"], tmp_path: Path
@@ -219,7 +218,6 @@ def test_a_client_with_one_row_joins_a_run_whose_budget_is_spent(
     assert result.kept == "global"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pfedgate", "feddpa", "fedala"])
 def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> None:
     """`cohort.novel`: the same key, batches and passes."""
@@ -241,7 +239,6 @@ def test_a_joining_client_is_fitted_as_a_novel_one_is_evaluated(name: str) -> No
         assert sums[0] / sums[2] == novel[split].loss[0]  # type: ignore[index]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classification", "instruct"])
 def test_a_second_text_of_a_new_client_is_read(kind: str, tmp_path: Path) -> None:
     rows = [["a bed", "for the patient", ("night", "noon")[n % 2]] for n in range(12)]

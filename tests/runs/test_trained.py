@@ -19,6 +19,8 @@ from fedtailor.runs.experiment import Experiment, parse
 from fedtailor.runs.trained import TrainedMethod, Which, open_trained
 from tests.small import digits, digits_backbone, same_bits, without_checksum
 
+pytestmark = pytest.mark.slow  # what they share takes seconds
+
 SGD = {"optimiser": {"name": "sgd", "lr": 0.6}}  # so high that the last round is not the best
 # each step multiplies the weights by -6, until the loss is not finite any more
 WILD = {"optimiser": {"name": "sgd", "lr": 1.0, "weight_decay": 7.0}}
@@ -80,7 +82,6 @@ def assert_scores(trained: TrainedMethod, state: Params, client: int, line: dict
         assert loss / count == line["loss"][at]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", METHODS)
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_states_score_what_was_written_at_their_round(
@@ -114,7 +115,6 @@ def test_an_unknown_seed_is_told_with_those_that_exist(finished: Path) -> None:
         open_trained(finished, label, seed=7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", ["fedper", "fedalt", "fedavg-ft", "fedmerge"])
 def test_novel_clients_join_again(tmp_path: Path, label: str) -> None:
     methods = METHODS | {"fedmerge": {"models": 3, **SGD}}  # rows at the server, nothing private
@@ -136,7 +136,6 @@ def test_other_data_are_refused(finished: Path) -> None:
         trained.client_state(0)
 
 
-@pytest.mark.slow
 def test_a_run_that_diverged_keeps_its_best_round(tmp_path: Path) -> None:
     keep = {"size": 2, "above_norm": "keep"}
     chosen = experiment({"fedper": WILD, "fedavg": SGD}, cohort=keep)
