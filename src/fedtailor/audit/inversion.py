@@ -92,8 +92,11 @@ def by_inversion(
         return Finding.none(*names, "nothing is sent")
     if plan.privacy.of_records:
         return Finding.none(*names, "batches are drawn at random, with noise in each step")
-    if plan.secure_aggregation.is_active and not plan.privacy.of_clients:
-        return Finding.none(*names, "the server sees sums alone")
+    hidden: list[Finding] = []
+    if plan.secure_aggregation.is_active:
+        hidden = Finding.none(*names, "the server sees sums alone")
+        if not plan.privacy.of_clients:
+            return hidden
     of_pictures = isinstance(trained.federation.dataset.inputs, Images)
     each = f", {counted(steps, 'step')} each" if of_pictures else ""
     say(f"inversion: up to {count:,} {'batch' if count == 1 else 'batches'}{each}")
@@ -113,10 +116,10 @@ def by_inversion(
                 return Finding.none("inversion", target, "words found", why)
             found.setdefault(target, []).append(numbers)
     if not found:
-        masked = "the server sees sums alone" if plan.secure_aggregation.is_active else ""
-        return Finding.none(*names, masked or "no time was left, or no client has so many rows")
+        why = "no time was left, or no client has so many rows"
+        return hidden or Finding.none(*names, why)
     make = _of_pictures if of_pictures else _of_words
-    found_out = [
+    return hidden + [
         make(
             target,
             np.concatenate(numbers),
@@ -124,8 +127,6 @@ def by_inversion(
         )
         for target, numbers in found.items()
     ]
-    hidden = Finding.none(*names, "the server sees sums alone")
-    return [*(hidden if plan.secure_aggregation.is_active else []), *found_out]
 
 
 def _of_pictures(target: str, errors: Floats, batches: str) -> Finding:

@@ -153,8 +153,12 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
     source = locate(config)
     kind = type(transformers_config(source, config))
-    of_texts = ("SEQUENCE_CLASSIFICATION", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM")
-    reads_text = any(kind in getattr(transformers, f"MODEL_FOR_{one}_MAPPING") for one in of_texts)
+    of_texts = (
+        transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    )
+    reads_text = any(kind in mapping for mapping in of_texts)
     if not reads_text or _has_no_tokenizer(Path(source)):
         return None
     with faults_of_files(f"can't load the tokenizer of {config.name!r}"):

@@ -37,7 +37,7 @@ from .experiment import Experiment
 from .summary import MethodSummary, Sizes, StartSummary, TrialSummary
 from .unused import unused
 
-_WEAK = 0.01  # a delta above it
+_WEAK = 0.01  # a delta above which little is promised
 _WEAK_WORDS = "delta is the chance that the promise fails; privacy.delta sets a smaller one"
 _MANY = 100  # clients, whose evaluation may take long
 _LONG_STEP = 30.0  # seconds; a step that takes longer is not repeated without its warm-up

@@ -146,10 +146,8 @@ def _result(trial: TrialRun) -> str:
 def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
     federation, plan = trial.federation, experiment.plan
     cohort = len(usual_cohort(trial.method, federation, plan))
-    clients = {
-        "train": cohort,
-        **dict.fromkeys(("evaluate", "write"), len(plan.evaluated(federation))),
-    }
+    evaluated = len(plan.evaluated(federation))
+    clients = {"train": cohort, "evaluate": evaluated, "write": evaluated}
     metric = federation.dataset.objective.selects
     rounds, remote = experiment.rounds, federation.remote
     return Stage(trial.label, trial.title, rounds, clients, metric, remote)

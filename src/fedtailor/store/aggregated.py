@@ -20,6 +20,7 @@ from ..engine.prepare import cohort_of
 from ..engine.results import Round
 from ..params import add_prefix, aligned, strip_prefix
 from .files import load_tensors, record, save_tensors
+from .format import damaged
 from .lines import history_line
 from .records import RoundLine
 
@@ -41,9 +42,12 @@ def read_aggregated(folder: Path, number: int, federation: Federation) -> Round 
     path = _path(folder, number)
     if not path.exists():
         return None
-    tensors = load_tensors(path)  # checked against the file's checksum
-    about = json.loads(bytes(tensors[_ABOUT].tolist()))
-    costs = about.pop("costs")
+    tensors = load_tensors(path)
+    try:
+        about = json.loads(bytes(tensors[_ABOUT].tolist()))
+        costs = about.pop("costs")
+    except (LookupError, ValueError):
+        raise damaged(path, "it must say what the round has cost") from None
     line = record(RoundLine, about, str(path))
     return Round(
         number=number,
