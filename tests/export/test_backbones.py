@@ -51,7 +51,7 @@ FORMS: dict[str, Method] = {
     "fedsq-structural": ft.FedSQ(max_pool="structural", smooth="mask"),
     "heterofl": ft.HeteroFL(widths=(0.5,)),
 }
-NOT_FOR_LM = ("head", "pfedmoe", "pfedmoe-lora")
+NOT_FOR_LM = ("head",)
 
 
 class Base(NamedTuple):

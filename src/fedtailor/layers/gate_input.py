@@ -48,8 +48,8 @@ class GateInput:
     def read(
         self, inputs: Mapping[str, Any], batch: Batch, embedding: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what the gate sees, ``[b, C, P]``, and which positions are real, ``[b, P]`` (None:
-        all).
+        """Return what the gate sees, float32 ``[b, C, P]``, and which positions are real,
+        ``[b, P]`` (None: all).
 
         Args:
             inputs: the arguments of the model's forward.
@@ -61,7 +61,7 @@ class GateInput:
         """
         if embedding is not None:
             real = batch["attention_mask"].flatten(1)  # one after the other if several sequences
-            x = F.embedding(inputs["input_ids"].reshape(real.shape), embedding).mT
+            x = F.embedding(inputs["input_ids"].reshape(real.shape), embedding).float().mT
             return x, real.to(x.dtype)
         axes = 4 if self.kind == "pictures" else 2
         fitting = [v for v in inputs.values() if isinstance(v, Tensor) and v.dim() == axes]
@@ -92,6 +92,17 @@ def average(x: Tensor, real: Tensor | None) -> Tensor:
         return x.mean(2, keepdim=True)
     count = real.sum(1).clamp(min=1)
     return (x @ real[:, :, None]) / count[:, None, None]
+
+
+def pooled(x: Tensor, real: Tensor | None, *, so_far: bool = False) -> Tensor:
+    """Return one vector of each example, ``[b, C * P]``; of tokens, whose real positions are known,
+    the mean, ``[b, C]``, or with ``so_far`` the mean up to each of them, ``[b, P, C]``."""
+    if real is None:
+        return x.flatten(1)
+    if not so_far:
+        return average(x, real)[:, :, 0]
+    total = (x * real[:, None]).cumsum(2)
+    return (total / real.cumsum(1).clamp(min=1)[:, None]).mT
 
 
 def moments(x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:

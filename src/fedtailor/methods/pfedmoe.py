@@ -12,12 +12,14 @@ H(phi):
 Server:
     theta <- sum_k (n_k / n) theta_k
 
-The head is applied to each expert: a_G h(G(x)) + a_F h(F(x)), which is h(R) if h is linear.
+The head is applied to each expert: a_G h(G(x)) + a_F h(F(x)), which is h(R) if h is linear. A model
+that writes texts has none: each expert computes logits, and a token's are weighed by the text up to
+it, so that no gate sees what is to be predicted.
 
 Differs from the paper:
 - This follows the paper's abstract and others' descriptions of it. Unverified is the gate, here one
   hidden layer and a softmax over the pooled picture, the mean of the tokens' embeddings before any
-  training, or the vector that the model reads.
+  training (of those so far, where the next one is predicted), or the vector that the model reads.
 - All models have the same structure. G and F are two copies of one model below the head, and start
   from it; with LoRA they are two adapters of it, where every client draws F's. The paper's clients
   have different models, and G is smaller.
@@ -38,13 +40,13 @@ from torch import Tensor, nn
 
 from .. import random
 from ..errors import InputError
-from ..layers.gate_input import GateInput, average
+from ..layers.gate_input import GateInput, pooled
 from ..layers.gating import gate_input
 from ..layers.lora import without_lora
 from ..method import FineTuning, Portable
 from ..optim import ClientContext, LearningRate, train
 from ..params import Batch, Params, add_prefix, strip_prefix
-from ..task.backbone import Backbone
+from ..task.backbone import Backbone, sequences
 from ..task.surgery import replace
 from ..task.task import Task
 
@@ -92,12 +94,7 @@ class PFedMoE(FineTuning):
     trainable: Literal["full", "lora"] = field(default="full", kw_only=True)
 
     def adapt(self, backbone: Backbone) -> nn.Module:
-        if backbone.objective.per_token:
-            raise InputError(
-                f"pfedmoe weighs whole examples, and its gate would see the tokens to predict; "
-                f"the task {backbone.objective.name!r} predicts tokens"
-            )
-        if not backbone.head:
+        if not backbone.head and not backbone.objective.writes:
             raise InputError(
                 f"model {backbone.name!r} has no recognised task head, which pfedmoe's experts "
                 f"share; name its modules in model.head"
@@ -164,7 +161,7 @@ class PFedMoE(FineTuning):
 
     def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
         """The mean weight of the shared expert."""
-        return {"shared": _weights(task, state, batch)[:, 0].mean()}
+        return {"shared": _weights(task, state, batch)[..., 0].mean()}
 
 
 def _shared(state: Params) -> Params:
@@ -173,14 +170,15 @@ def _shared(state: Params) -> Params:
 
 
 def _weights(task: Task, state: Params, batch: Batch) -> Tensor:
-    """(a_G, a_F), ``[b, 2]``."""
+    """(a_G, a_F), ``[b, 2]``, or ``[..., L, 2]`` where tokens are predicted from those before."""
     source: Any = task.model.source
-    x, real = gate_input(task, source, batch)
-    if source.kind == "tokens":
-        x = average(x, real)
-    scores: Tensor = task.module("gate", state, x.flatten(1))
-    return torch.softmax(scores, 1)
+    writes_on = task.backbone.objective.generates
+    x, real = gate_input(task, source, sequences(batch) if writes_on else batch)
+    scores: Tensor = task.module("gate", state, pooled(x, real, so_far=writes_on))
+    shape = batch["input_ids"].shape if writes_on else x.shape[:1]
+    return torch.softmax(scores, -1).view(*shape, 2)
 
 
 def _mixed(a: Tensor, shared: Tensor, own: Tensor) -> Tensor:
-    return a[:, :1] * shared + a[:, 1:] * own
+    a = a.view(*a.shape[:-1], *[1] * (shared.dim() - a.dim()), 2)
+    return a[..., :1] * shared + a[..., 1:] * own
