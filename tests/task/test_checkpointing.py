@@ -41,7 +41,7 @@ def test_a_run_gives_the_same(kind: str, method: str, precision: str, executor: 
         for checkpointing in (False, True)
     )
     for name, value in plain.items():
-        torch.testing.assert_close(again[name], value, rtol=0, atol=1e-8)
+        torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7)
 
 
 def _kept(task: Task, batch: Any) -> int:
