@@ -34,7 +34,7 @@ from fedtailor.methods.local import Local
 from fedtailor.optim import Optimiser
 from fedtailor.params import Params
 from fedtailor.random import generator
-from fedtailor.report.comparison import to_text
+from fedtailor.report.comparison import compare, to_text
 from fedtailor.report.table import table
 from fedtailor.runs.run import dry_run
 from fedtailor.store.read import read
@@ -399,6 +399,8 @@ def test_a_run_ends_with_its_budget(
         tmp_path / n / "methods/fedper/seed-0/server.safetensors" for n in ("plain", out.name)
     ]
     assert states[0].read_bytes() == states[1].read_bytes()
+    by_clients = privacy.level == "record"
+    assert ("the clients add the noise" in " ".join(compare([out]).split())) == by_clients
 
 
 @pytest.mark.slow

@@ -55,6 +55,15 @@ def test_equal_runs_have_no_warning(make_run: MakeRun) -> None:
     assert notes == ["Left out because they have no test examples: 1 client"]
 
 
+def test_what_the_server_saw_is_noted(make_run: MakeRun) -> None:
+    path = make_run()
+    experiment = json.loads((path / "experiment.json").read_text())
+    experiment["secure_aggregation"] = {"threshold": 0.7}
+    (path / "experiment.json").write_text(json.dumps(experiment))
+    notes = json.loads(compare([path], as_json=True))["notes"]
+    assert f"Secure aggregation in {path}: the server saw sums of updates alone" in notes
+
+
 def test_the_caption_says_which_round_which_clients_and_how_many_seeds(make_run: MakeRun) -> None:
     runs = read_all([make_run("a"), make_run("b", seeds=(0,))])
     words = " ".join(caption(runs, "accuracy", by_validation=True))

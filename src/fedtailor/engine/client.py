@@ -232,7 +232,7 @@ class Training(_Clients):
             packed = self.chain.send(upload, replace(at, masks=request.masks, clip=request.clip))
         except OutOfRangeError as error:
             reason = f"its update has values up to {error.most:g}: {error}"
-            packed, refusal = {}, refusal or Refusal(reason, told=str(error))
+            packed, refusal = {}, refusal or Refusal(reason, told=str(error), lasts=True)
         return ClientUpdate(
             packed,
             {name: value.cpu() for name, value in private.items()},

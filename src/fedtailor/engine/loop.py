@@ -331,13 +331,14 @@ class Loop:
         }
         if usable + len(diverged) >= least:
             raise self._diverged(diverged[min(diverged)].reason, cohort, _SLOWER)
-        why = ""
+        lasts = any(refusal.lasts for _, refusal in results.refusals.values())
+        why, again = "", "" if lasts else f"; {self._goes_on(cohort)}"
         if results.refusals and not self.federation.remote:  # what these have said was printed
             client, refusal = results.refusals[min(results.refusals)]
             why = f" (client {self.federation.name(client)}: {refusal.reason})"
         raise InputError(
             f"round {cohort.round} of {self.method.name}: {usable} of {asked} clients sent a "
-            f"usable update{why}, {least} are needed; {self._goes_on(cohort)}"
+            f"usable update{why}, {least} are needed{again}"
         )
 
     def _goes_on(self, cohort: Cohort) -> str:

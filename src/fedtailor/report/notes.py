@@ -126,7 +126,10 @@ def _privacy(run: Run) -> list[str]:
     clips: dict[str, list[float]] = defaultdict(list)  # at the end, where they move
     privacy = run.experiment.get("privacy", {})
     neighbours = privacy.get("neighbours", "replace")
-    known = "" if privacy.get("secret", True) else f"; {KNOWN_NOISE}"
+    by_clients = privacy.get("noise_by") == "clients" or privacy.get("level") == "record"
+    known = ("; the clients add the noise" if by_clients else "") + (
+        "" if privacy.get("secret", True) else f"; {KNOWN_NOISE}"
+    )
     for trial in run.trials:
         if trial.history and (words := privacy_name(last := trial.history[-1], neighbours)):
             spent[words][trial.label] = None
@@ -142,6 +145,12 @@ def _privacy(run: Run) -> list[str]:
             f"and choices by validation data are not covered{known}"
         )
     return notes
+
+
+def _masked(run: Run) -> list[str]:
+    if run.experiment.get("secure_aggregation", {}).get("threshold") is None:
+        return []
+    return [f"Secure aggregation in {run.path}: the server saw sums of updates alone"]
 
 
 def _not_begun(run: Run) -> list[str]:
@@ -207,7 +216,13 @@ def footnotes(
             for title, _, commit in trials
             if commit.rolled_back
         ]
-        notes += [*_privacy(run), *_bounds(run), *_fewer_rounds(run), *_not_begun(run)]
+        notes += [
+            *_privacy(run),
+            *_masked(run),
+            *_bounds(run),
+            *_fewer_rounds(run),
+            *_not_begun(run),
+        ]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):

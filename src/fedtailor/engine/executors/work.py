@@ -33,11 +33,13 @@ class Work(Protocol):
 @dataclass(frozen=True)
 class Refusal:
     """A result that can't be used, and why. ``diverged``: the client trained to values that are
-    not finite. ``told`` is what a server elsewhere hears, where that is not the reason."""
+    not finite. ``told`` is what a server elsewhere hears, where that is not the reason. With
+    ``lasts`` the same training ends the same."""
 
     reason: str
     diverged: bool = False
     told: str = ""
+    lasts: bool = False
 
 
 class Executor(Protocol):
