@@ -120,4 +120,7 @@ def test_each_client_has_its_task_and_its_metric(
     names = experiment.evaluate.metric_of
     assert names == {"where": "exact_match", "other": "exact_match", "long": "rougeL"}
     assert own == [rouge[0], *exact[1:]]  # long, other, where
+    new = [{"task": "where", "thing": "the ward"}, {"task": "long", "prompt": "has a patient"}]
+    Path("new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))  # no answers
+    assert main(["predict", "run", "--client", "where", "--input", "new.jsonl"]) == 0
     assert main(["predict", "run", "--client", "where", "--input", "rows.jsonl"]) == 0

@@ -151,6 +151,11 @@ def test_what_is_not_there_is_refused(config: EvaluateConfig, message: str) -> N
     assert message in str(raised.value)
 
 
+def test_a_misspelt_metric_is_unknown_also_where_no_text_is_written() -> None:
+    with pytest.raises(InputError, match=r"unknown metric 'rougel'.*did you mean 'rougeL'"):
+        Metrics(EvaluateConfig(metrics=("rougel",))).check(CausalLM())
+
+
 def test_a_function_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def share(labels, probabilities):\n    return (labels == 0).mean()\n")

@@ -201,6 +201,14 @@ def test_rows_that_teach_nothing_are_named(tokenizer: Any) -> None:
     missing = pd.array(["is", None, "free"], "string")
     (note,) = load(prompt=["a", "bed", "is"], response=missing).omissions
     assert note.text == "1 row in which the assistant says nothing, left out"
+    silent = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]
+    told = load(messages=[CHAT[1:], CHAT[1:], silent, silent, None, CHAT[:1], CHAT[:1]]).omissions
+    assert [note.text for note in told] == [
+        "5 rows in which the assistant says nothing, left out",
+        "1 row with the text of an earlier row, kept: one may be trained on, one tested",
+    ]
+    with pytest.raises(InputError, match="one is needed; 1 row in which the assistant says noth"):
+        load(messages=[silent])
     for empty in (missing[1:2], [float("nan")], [" "]):
         with pytest.raises(InputError, match=r"^every answer in column 'response' is empty; name"):
             load(prompt=["a"], response=empty)

@@ -17,6 +17,7 @@ from fedtailor.errors import InputError
 from fedtailor.runs.experiment import parse
 from fedtailor.store.files import read_json
 from fedtailor.task.backbone import Backbone
+from tests import kinds
 from tests.runs.conftest import EXPERIMENT
 from tests.small import digits
 
@@ -102,3 +103,15 @@ def test_what_needs_no_model_is_told_before_it_is_loaded(
     experiment = replace(EXPERIMENT, **changes)
     with pytest.raises(ft.InputError, match=message):
         ft.run(experiment, tmp_path / "run", data=digits())
+
+
+def test_clients_of_one_row_each_have_no_results(tmp_path: Path) -> None:
+    texts = [f"bed {number} is free" for number in range(12)]
+    data = ft.Data.from_arrays(texts, clients=[*map(str, range(12))], task="causal-lm")
+    chosen = parse({
+        "rounds": 1, "methods": {"fedavg": {}}, "split": {"scheme": "natural", "min_examples": 1},
+        "model": {"name": kinds.model("causal-lm")},
+    })  # fmt: skip
+    with pytest.raises(InputError, match=r"such as 0\.2; 0\.2 of a client's rows, at most 1, is none"):
+        ft.run(chosen, tmp_path / "out", data=data)
+    assert not (tmp_path / "out").exists()

@@ -182,6 +182,7 @@ USER = [{"role": "user", "content": "night"}]
     ("given", "error", "words"),
     [
         ({"model": "d"}, openai.NotFoundError, "unknown model 'd'; allowed: a, b, base, c, run"),
+        ({"model": None}, openai.BadRequestError, "the field model is missing: whose model answer"),
         ({"temperature": 0.7}, openai.BadRequestError, "temperature = 0.7: answers are the most"),
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs = 2: there is no such field"),
         ({"stop": [*"abcde"]}, openai.BadRequestError, "stop = .*a list of 4 at most"),

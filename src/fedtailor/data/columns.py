@@ -159,12 +159,15 @@ def joined_inputs(
             f"data.client = {config.client!r} is how the task {objective.name!r} calls its own "
             "column; rename yours"
         )
-    second, label = config.text_pair, config.label
-    if not answered:
-        second, label = (name if name in columns else None for name in (second, label))
     every = columns
     columns = [name for name in columns if name != config.client]
-    used = objective.joined(columns, config.text, second, label)
+    label = config.label
+    if config.templates and not answered:
+        label = label or "answer"  # the run had one
+    used = objective.joined(columns, config.text, config.text_pair, label)
+    if not answered:  # but for what a model reads, they may lack a column
+        names = {config.text_pair, label} - {*columns}
+        used = tuple("" if name in names else name for name in used)
     for name in filter(None, used):
         find_column(every, name, (), "data.text, data.text_pair or data.label")
     sources, labels = [*filter(None, used[:-1] or used)], [used[-1]] if used[1:] else []

@@ -179,7 +179,9 @@ def load_data(
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
-        raise InputError(f"{config.name or config.path} has no training examples; one is needed")
+        why = "".join(f"; {one.text}" for one in omissions if one.text.endswith(", left out"))
+        source = config.name or config.path
+        raise InputError(f"{source} has no training examples; one is needed{why}")
     if num_train == len(rows) and columns.num_test:
         raise InputError(
             f"no row of the test split of {config.name or config.path} can be used; set "
@@ -251,7 +253,9 @@ class _Told:
                 None if empty else one.strip() if isinstance(one, str) else tuple(one)
                 for one, empty in zip(values, is_empty, strict=True)
             ]
-            repeated = self.repeated(texts, "text", labelled)
+            kept = np.isin(labelled, rows)
+            texts = [text for text, is_kept in zip(texts, kept, strict=True) if is_kept]
+            repeated = self.repeated(texts, "text", rows)
         return [
             *self.of("no-text", too_short, f"{objective.nothing_learned}, left out"),
             *self.of("no-text", empty, "without text, kept as empty inputs"),

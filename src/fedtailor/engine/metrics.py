@@ -97,6 +97,13 @@ class Metrics:
             has = ", ".join([*always, *objective.metrics])
             raise InputError(f"evaluate.{what} is not for {objective.name}, which has {has}")
         double = [name for name, count in Counter(self.names).items() if count > 1]
+        if double or {"loss", "accuracy"} & set(self.names):
+            raise InputError(
+                f"evaluate.metrics = {list(self.config.metrics)}: names must differ from each "
+                "other, and from loss and accuracy"
+            )
+        if not remote:
+            _ = self.functions
         generate = self.config.generate
         if generate.examples and not objective.learns_texts:
             raise InputError(
@@ -114,17 +121,11 @@ class Metrics:
                 f"evaluate.metrics = {list(self.names)} are of texts that models write, "
                 "and none are written; set evaluate.generate.examples, such as 8"
             )
-        if double or {"loss", "accuracy"} & set(self.names):
-            raise InputError(
-                f"evaluate.metrics = {list(self.config.metrics)}: names must differ from each "
-                "other, and from loss and accuracy"
-            )
         select = self.config.select
         allowed = {*always, *self.names} - {objective.tunes}
         if select not in {None, *allowed}:
             raise unknown("metric", str(select), allowed, where="evaluate.select")
         if not remote:
-            _ = self.functions
             objective.check_metrics([n for n in self.config.metrics if n not in self.given])
             objective.check_metrics({*self.config.metric_of.values()})
 

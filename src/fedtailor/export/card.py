@@ -71,7 +71,7 @@ def card(
     objective = objective_of(about["task"])
     paper = experiment.methods[about["label"]].paper()
     cited = f": {paper.title}. {paper.authors}. {paper.venue}." if paper.title else ""
-    library = "transformers" if about["network"]["kind"] == "transformers" else "pytorch"
+    library = "transformers" if _is_transformers(about["form"], about["network"]) else "pytorch"
     is_global = about["client"] is None
     whose = "all clients (global)" if is_global else _client(about)
     owner, client = whose, whose
@@ -107,6 +107,9 @@ def card(
     if results:
         of = f"Of this model, as it was after round {results[0].round}, on data of {whose}:"
         scores = [of, "\n".join(_table(results, objective)), *_baseline(results)]
+        if objective.learns_texts and (names := ", ".join(results[0].metrics)):
+            most = experiment.evaluate.generate.examples
+            scores.append(f"Of answers that it wrote, at most {most} of a split: {names}.")
     parts = [
         "\n".join(front),
         f"# {markdown(experiment.name)}: the model of {owner}",
@@ -212,6 +215,11 @@ def _baseline(results: list[SplitScore]) -> list[str]:
     return []
 
 
+def _is_transformers(form: str, network: Mapping[str, Any]) -> bool:
+    """Whether a class of transformers reads the folder."""
+    return form == "plain" and network.get("source") == "." and "auto_class" in network
+
+
 def _served(about: Mapping[str, Any]) -> list[str]:
     """How vLLM serves the adapter of a decoder, if its rank is one that vLLM has."""
     rank, task = about["settings"]["rank"], objective_of(about["task"]).peft_task
@@ -230,7 +238,7 @@ def _served(about: Mapping[str, Any]) -> list[str]:
 
 def _uses(about: Mapping[str, Any]) -> list[str]:
     network = about["network"]
-    if about["form"] == "plain" and network.get("source") == "." and "auto_class" in network:
+    if _is_transformers(about["form"], network):
         auto = network["auto_class"]
         return [f"`transformers.{auto}.from_pretrained` loads this folder."]
     if network.get("source") == "encoder":

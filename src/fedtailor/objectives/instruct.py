@@ -62,7 +62,7 @@ class Instruct(CausalLM):
         Raises InputError where a row is no conversation."""
         if len(columns) < 3:
             cells, systems = columns[-1] or (), columns[0] if columns[1:] else None
-            found = [turns_of(cell, row) for row, cell in enumerate(cells, 1)]
+            found = [turns_of("" if is_blank(cell) else cell, n) for n, cell in enumerate(cells, 1)]
             for turns, system in zip(found, systems or (), strict=False):
                 if turns[0]["role"] != SYSTEM and not is_blank(system):
                     turns.insert(0, {"role": SYSTEM, "content": str(system)})
@@ -97,7 +97,7 @@ class Instruct(CausalLM):
             roles |= {turn["role"] for turn in turns}
             ids, learned = _tokens(turns, tokenizer, row)
             at = np.flatnonzero(learned)
-            if not len(at):
+            if not len(at) or not any(map(_says, turns)):
                 yield Example([])
                 continue
             last = at[np.flatnonzero(np.diff(at, prepend=-2) > 1)[-1]]  # where its last turn begins
@@ -215,6 +215,11 @@ def of_cells(cells: Sequence[Any], row: int) -> Turns:
     return turns
 
 
+def _says(turn: Mapping[str, str]) -> bool:
+    """Whether the assistant says something there."""
+    return turn["role"] == "assistant" and not is_blank(turn["content"])
+
+
 def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], list[bool]]:
     """The tokens of a conversation, and which of them the assistant says.
 
@@ -231,7 +236,7 @@ def _tokens(turns: Turns, tokenizer: Tokenizer, row: int) -> tuple[list[int], li
     ends = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
     spans = []
     for number, turn in enumerate(turns):
-        if turn["role"] == "assistant":
+        if _says(turn):
             after = rendered(turns[: number + 1], tokenizer, row)
             if number:
                 before = rendered(turns[:number], tokenizer, row, prompt=True)

@@ -94,11 +94,13 @@ class Inputs:
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
         metrics.check(federation.dataset.objective, remote=federation.remote)
-        held_out = federation.partition.test.sizes()
-        if self.experiment.split.test == 0 and not (federation.remote or held_out.any()):
+        held_out, share = federation.partition.test.sizes(), self.experiment.split.test
+        if not (federation.remote or held_out.any()):
+            most = federation.partition.train.sizes().max(initial=0)
+            few = f"; {share:g} of a client's rows, at most {most:,}, is none" if share else ""
             raise InputError(
                 "no client has a test row, so there would be no results; set split.test, the share "
-                "of each client's rows, such as 0.2"
+                f"of each client's rows, such as 0.2{few}"
             )
         for method in self.experiment.methods.values():  # what needs no model goes first
             check_plan(method, federation, self.experiment.plan, device_of(self.experiment.engine))

@@ -172,6 +172,11 @@ class _Handler(BoundedHandler):
         if model not in self.server.models.names:
             names = self.server.models.names
             listed = names if len(names) <= _FEW else ["what GET /v1/models lists"]
+            if model is None:
+                what = (
+                    f"the field model is missing: whose model answers; allowed: {', '.join(listed)}"
+                )
+                raise Refused(HTTPStatus.BAD_REQUEST, what, "model")
             error = unknown("model", str(model), listed)
             raise Refused(HTTPStatus.NOT_FOUND, str(error), "model", "model_not_found")
         if not isinstance(stream, bool):
