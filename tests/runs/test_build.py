@@ -112,6 +112,7 @@ def test_clients_of_one_row_each_have_no_results(tmp_path: Path) -> None:
         "rounds": 1, "methods": {"fedavg": {}}, "split": {"scheme": "natural", "min_examples": 1},
         "model": {"name": kinds.model("causal-lm")},
     })  # fmt: skip
-    with pytest.raises(InputError, match=r"such as 0\.2; 0\.2 of a client's rows, at most 1, is none"):
+    few = r"such as 0\.2; 0\.2 of a client's rows, at most 1, is none"
+    with pytest.raises(InputError, match=few):
         ft.run(chosen, tmp_path / "out", data=data)
     assert not (tmp_path / "out").exists()
