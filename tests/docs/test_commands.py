@@ -97,6 +97,7 @@ NOT_RUN = {
     "flower": {"": "tests/flower runs the app"},
     "experiments": {"fedtailor run (quickstart|fedhft)": "the home page runs the quickstart"},
     "index": {"python3|pip": INSTALLS},
+    "results": {"": "its data are made, and a run takes a quarter of an hour"},
     "serve": {"": "serves until Ctrl-C; tests/serving asks OpenAI's client"},
     "start": {"python3|pip": INSTALLS},
     "torchrun": {"torchrun --nnodes": "asks for two hosts"},
