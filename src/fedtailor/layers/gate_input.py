@@ -68,7 +68,7 @@ class GateInput:
         if not fitting or not fitting[0].is_floating_point():
             received = ", ".join(f"{name} {tuple(batch[name].shape)}" for name in batch)
             raise InputError(
-                f"pFedGate's gating layer reads {self.kind} for this model, and the batch has "
+                f"the gating layer reads {self.kind} for this model, and the batch has "
                 f"{received}; it takes tokens, pictures [b, C, H, W] and vectors [b, d]"
             )
         x = fitting[0]
@@ -79,7 +79,7 @@ class GateInput:
             x = x[:, None]
         if x.shape[1:] != (self.channels, self.positions):
             raise InputError(
-                f"pFedGate's gating layer reads {self.kind} with {self.channels} channels and "
+                f"the gating layer reads {self.kind} with {self.channels} channels and "
                 f"{self.positions} positions, and the batch has {tuple(fitting[0].shape[1:])}; all "
                 "clients need inputs of one size"
             )
