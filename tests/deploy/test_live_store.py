@@ -93,7 +93,7 @@ def test_a_superlink_killed_in_a_round_goes_on_to_the_same_bytes(tmp_path: Path)
         for name in "ab":
             site(made, name)
         run = made.deploy("run")
-        until("round 2", lambda: "round 2 of 3, training" in run.told)
+        until("round 2", lambda: "round 1 of 3, 2 clients" in run.told)
         os.kill(server.child("superlink"), 9)
         assert (server.code(), run.code()) == (2, 2)
         assert "the same command starts it again" in server.told
