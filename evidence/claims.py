@@ -132,7 +132,7 @@ method diverged. Where the interval contains 0 our data cannot tell.
 
 Rates are chosen on validation data by [trials](evidence.md#trials); `papers/fedsq` has the paper's.
 Some methods have the rate of one that is like them, and may look worse than they are: FedAvg + FT,
-Ditto, FedALT, IFCA, FedEM, FedLoRA, pFedMoE outside of `papers/fedmerge/domains`, and every variant
+Ditto, FedALT, IFCA, FedEM, FedLoRA, pFedMoE in `papers/fedmerge/weights`, and every variant
 of a method. ENDS
 """
 
