@@ -5,8 +5,9 @@ Workloads, all weights random, nothing is downloaded:
 - a: the network `cnn` on 32 x 32 colour pictures, 50 clients x 5 steps of 10, SGD, all of it, fp32
 - d-bert, d-vit: BERT-base on 128 tokens and ViT-B/16 on 224 x 224, LoRA of rank 8 and the head,
   32 clients x 4 steps of 8, Adam, bf16 autocast
-- e-smollm2, e-llama: SmolLM2-135M on 16 clients x 4 steps of 4 x 256 tokens, and a model of
-  Llama-3-8B's shape on 4 clients x 2 steps of 1 x 512; LoRA, frozen weights and arithmetic in bf16
+- e-smollm2, e-1b, e-llama: SmolLM2-135M on 16 clients x 4 steps of 4 x 256 tokens, and models of
+  the shapes of Llama-3.2-1B on 8 clients x 2 steps of 4 x 256 and Llama-3-8B on 4 clients x 2 steps
+  of 1 x 512; LoRA, frozen weights and arithmetic in bf16
 
 Contenders, in turns, a round each: one client after the other in plain PyTorch + PEFT with SDPA,
 eagerly (``sequential loop``) and with a step's kernels recorded once (``CUDA-graph loop``);
@@ -93,7 +94,7 @@ def _llama(layers: int, width: int, ffn: int, heads: int, kv: int, vocabulary: i
     return LlamaConfig(
         num_hidden_layers=layers, hidden_size=width, intermediate_size=ffn,
         num_attention_heads=heads, num_key_value_heads=kv, vocab_size=vocabulary,
-        tie_word_embeddings=width < 1000, use_cache=False,
+        tie_word_embeddings=width < 4096, use_cache=False,
     )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ WORKLOADS = [
     Workload("d-bert", BertConfig(), 32, 4, 8, 128),
     Workload("d-vit", ViTConfig(), 32, 4, 8),
     Workload("e-smollm2", _llama(30, 576, 1536, 9, 3, 49152), 16, 4, 4, 256, half=True),
+    Workload("e-1b", _llama(16, 2048, 8192, 32, 8, 128256), 8, 2, 4, 256, half=True),
     Workload("e-llama", _llama(32, 4096, 14336, 32, 8, 128256), 4, 2, 1, 512, half=True),
 ]
 _SMALL = {
