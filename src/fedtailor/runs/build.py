@@ -95,8 +95,8 @@ class Inputs:
         metrics = Metrics(self.experiment.evaluate, self.metrics)
         metrics.check(federation.dataset.objective, remote=federation.remote)
         held_out, share = federation.partition.test.sizes(), self.experiment.split.test
-        if not (federation.remote or held_out.any()):
-            most = federation.partition.train.sizes().max(initial=0)
+        most = federation.partition.train.sizes().max(initial=0)
+        if not (federation.remote or held_out.any()) and share * most < 1:
             few = f"; {share:g} of a client's rows, at most {most:,}, is none" if share else ""
             raise InputError(
                 "no client has a test row, so there would be no results; set split.test, the share "
