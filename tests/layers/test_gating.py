@@ -154,7 +154,7 @@ def test_models_and_batches_that_cannot_be_gated_are_refused() -> None:
     with pytest.raises(InputError, match="has a 'gate' of its own"):
         Task(Backbone(model), method.adapt)
     task, state = start(method)
-    with pytest.raises(InputError, match=r"pFedGate.* reads pictures .* has x \(5, 3\)"):
+    with pytest.raises(InputError, match=r"the gating layer reads pictures .* has x \(5, 3\)"):
         method.predict(task, state, {"x": torch.zeros(5, 3)})
     with pytest.raises(InputError, match="with 1 channels and 784 positions"):
         method.predict(task, state, {"pixel_values": torch.zeros(2, 3, 8, 8)})
