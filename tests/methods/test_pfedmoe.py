@@ -217,6 +217,10 @@ def test_a_language_models_gate_sees_no_token_to_come(trainable: Any) -> None:
     torch.testing.assert_close(logits[:, :4], changed[:, :4])
     assert not logits[:, 4:].allclose(changed[:, 4:])
 
+    padded = {n: torch.cat([v, torch.zeros_like(v)], 1) for n, v in batch.items()}
+    weights = [method.client_diagnostics(task, state, one)["shared"] for one in (batch, padded)]
+    torch.testing.assert_close(weights[0], weights[1])
+
     own = {name: v for name, v in state.items() if name.startswith("own.")}
     shared = {f"own.{n[7:]}": v for n, v in state.items() if n.startswith("shared.")}
     experts = [task.logits({**own, **tensors}, batch) for tensors in (shared, {})]

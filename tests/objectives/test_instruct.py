@@ -209,6 +209,10 @@ def test_rows_that_teach_nothing_are_named(tokenizer: Any) -> None:
     ]
     with pytest.raises(InputError, match="one is needed; 1 row in which the assistant says noth"):
         load(messages=[silent])
+    by_ward = pd.DataFrame({"messages": [silent], "ward": ["c"]})
+    source = ft.Data.from_pandas(by_ward, client="ward", task="instruct")
+    with pytest.raises(InputError, match="one is needed; 1 row in which the assistant says noth"):
+        source.load(source.config(ft.DataConfig()), tokenizer)
     for empty in (missing[1:2], [float("nan")], [" "]):
         with pytest.raises(InputError, match=r"^every answer in column 'response' is empty; name"):
             load(prompt=["a"], response=empty)

@@ -179,7 +179,7 @@ def load_data(
         omissions += of_rows("no-end", rows, _NO_END, None, None)
     num_train = int(np.searchsorted(rows, columns.num_train))
     if num_train == 0:
-        why = "".join(f"; {one.text}" for one in omissions if one.text.endswith(", left out"))
+        why = "".join(f"; {one.text}" for one in omissions if ", left out" in one.text)
         source = config.name or config.path
         raise InputError(f"{source} has no training examples; one is needed{why}")
     if num_train == len(rows) and columns.num_test:

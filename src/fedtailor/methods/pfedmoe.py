@@ -24,6 +24,7 @@ Differs from the paper:
   from it; with LoRA they are two adapters of it, where every client draws F's. The paper's clients
   have different models, and G is smaller.
 - A head of several layers mixes scores instead of features.
+- That tokens are weighed one by one is ours.
 """
 
 from __future__ import annotations
@@ -161,7 +162,9 @@ class PFedMoE(FineTuning):
 
     def client_diagnostics(self, task: Task, state: Params, batch: Batch) -> Params:
         """The mean weight of the shared expert."""
-        return {"shared": _weights(task, state, batch)[..., 0].mean()}
+        a = _weights(task, state, batch)[..., 0]
+        real = batch["attention_mask"] if a.dim() > 1 else torch.ones_like(a)
+        return {"shared": (a * real).sum() / real.sum().clamp(min=1)}
 
 
 def _shared(state: Params) -> Params:
