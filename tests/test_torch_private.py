@@ -28,10 +28,9 @@ def test_a_transform_is_noticed_without_the_private_function() -> None:
     assert torch.func.grad(lambda x: x * int(noticed()))(torch.tensor(2.0)) == 1
 
 
-@pytest.mark.parametrize("private", [torch_private._foreach_mul, None])
-def test_values_times_factors(private: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "_foreach_mul", private)
-    values = [torch.arange(3.0), torch.ones(2)]
-    out = [torch.empty(3), torch.empty(2)]
-    torch_private.multiply_into(out, values, [2.0, 0.5])
-    assert [x.tolist() for x in out] == [[0, 2, 4], [0.5, 0.5]]
+@pytest.mark.parametrize("fused", [torch._foreach_mul_, None])
+def test_all_tensors_at_once(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_foreach_mul_", fused)
+    out = [torch.ones(2), torch.full((1,), 4.0)]
+    torch_private.in_each("mul", out, [2.0, 0.5])
+    assert [value.tolist() for value in out] == [[2.0, 2.0], [2.0]]

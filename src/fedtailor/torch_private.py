@@ -16,8 +16,6 @@ _profiler_enabled: Any = getattr(
     getattr(torch._C, "_autograd", None), "_profiler_enabled", lambda: True
 )
 _use_count: Any = getattr(Tensor, "_use_count", None)
-_foreach_copy: Any = getattr(torch, "_foreach_copy_", None)
-_foreach_mul: Any = getattr(torch, "_foreach_mul_", None)
 
 
 def under_vmap() -> bool:
@@ -92,20 +90,20 @@ def _shifted(words: Tensor, dtype: torch.dtype) -> Tensor:
     return (parts.to(torch.uint8) if dtype == torch.bool else parts).to(dtype).flatten(-2)
 
 
-def multiply_into(out: Sequence[Tensor], values: Sequence[Tensor], factors: list[float]) -> None:
-    """Write each of ``values`` times its factor into the tensor of ``out`` at its place.
+def in_each(name: str, out: Sequence[Tensor], *others: Sequence[Any], **options: Any) -> None:
+    """Do in all tensors of ``out`` what a tensor's method of that ``name`` does in place, each with
+    its own arguments of ``others``: on a GPU in few kernels.
 
-    >>> result = [torch.zeros(2)]
-    >>> multiply_into(result, [torch.ones(2)], [3.0])
-    >>> result
-    [tensor([3., 3.])]
+    >>> sums = [torch.ones(2), torch.ones(1)]
+    >>> in_each("add", sums, [torch.ones(2), torch.zeros(1)], alpha=0.5)
+    >>> sums
+    [tensor([1.5000, 1.5000]), tensor([1.])]
     """
-    if _foreach_copy and _foreach_mul:
-        _foreach_copy(out, values)
-        _foreach_mul(out, factors)
+    if fused := getattr(torch, f"_foreach_{name}_", None):
+        fused(out, *others, **options)
         return
-    for target, value, factor in zip(out, values, factors, strict=True):
-        torch.mul(value, factor, out=target)
+    for target, *given in zip(out, *others, strict=True):
+        getattr(target, f"{name}_")(*given, **options)
 
 
 def leaves(tree: Any) -> Iterator[Any]:

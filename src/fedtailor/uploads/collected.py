@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..params import Params, clone
 from ..stacked import GROUP, accumulation_dtype
+from ..torch_private import in_each
 
 
 class UploadStack:
@@ -142,12 +143,13 @@ class UploadMean:
                 del self._early[position]
 
     def _add(self, position: int, upload: Params) -> None:
-        for name, value in upload.items():
-            if self._added == 0:
+        if self._added == 0:
+            for name, value in upload.items():
                 self._dtypes[name] = value.dtype
                 self._group[name] = torch.zeros_like(value, dtype=accumulation_dtype(value.dtype))
-            sum_ = self._group[name]
-            sum_.add_(value.to(sum_.dtype), alpha=self._weights[position])
+        sums = [self._group[name] for name in upload]
+        values = [x.to(sum_.dtype) for x, sum_ in zip(upload.values(), sums, strict=True)]
+        in_each("add", sums, values, alpha=self._weights[position])
         self._added += 1
         if self._added % GROUP == 0:
             self._total = self._sums()

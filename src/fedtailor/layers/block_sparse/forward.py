@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...params import Params
-from ...torch_private import multiply_into
+from ...torch_private import in_each
 from .blocks import Blocks
 from .layers import Gated, gated, row_ranges
 
@@ -127,7 +127,8 @@ def _multiply(out: list[Tensor], values: list[Tensor], gates: Tensor, selection:
     """Write each kept block's values times its gate into ``out``."""
     if out:
         factors = gates.tolist()
-        multiply_into(out, values, [factors[number] for number in selection.numbers])
+        in_each("copy", out, values)
+        in_each("mul", out, [factors[number] for number in selection.numbers])
 
 
 def adapted(
