@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "user_code": {"errors"},
     "random": {"torch_private"},
     "profiling": {"torch_private"},
-    "params": set(),
+    "params": {"torch_private"},
     "objectives": {"errors"},
     "stacked": {"params"},
     "data": ALGEBRA,

@@ -162,6 +162,8 @@ class Method(ABC):
     takes_parts: ClassVar[bool] = True
     # with checkpointing a model's blocks run twice, so that nothing may be remembered in them
     takes_checkpointing: ClassVar[bool] = True
+    # `local` looks at no tensor's value, so that a GPU can record its kernels and play them again
+    recordable: ClassVar[bool] = True
     min_batch_size: ClassVar[int] = 1  # examples; `local` doesn't train on smaller ones
 
     optimiser: Optimiser = field(default=Optimiser(), kw_only=True)

@@ -45,17 +45,23 @@ class ClientContext(NamedTuple):
     clients have, if there are any. ``passes`` says how many passes over the client's data its
     batches are. A step is computed on ``micro_batch`` examples at a time; None: on all at once.
     Over the steps of a training the factor rises by ``lr_slope`` of ``lr_scale``, its mean.
+    Where a GPU records the training to play it again, these two are float64 scalar tensors.
     With ``noise`` every gradient is that of `noised_gradient`.
     """
 
     key: Tensor
-    lr_scale: float = 1.0
+    lr_scale: float | Tensor = 1.0
     round: int = 1
     public: Batch | None = None
     passes: int = 1
     micro_batch: int | None = None
-    lr_slope: float = 0.0
+    lr_slope: float | Tensor = 0.0
     noise: RecordNoise | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is round 1: what is asked where no tensor depends on the answer."""
+        return self[2] == 1
 
     def subkey(self, number: int) -> ClientContext:
         """The same context with another key, for one of several trainings in a round."""
@@ -64,7 +70,11 @@ class ClientContext(NamedTuple):
     def rise(self, number: int | Tensor, steps: int | Tensor) -> float | Tensor:
         """The factor on a learning rate at step ``number``, from 0, beside its mean over so many
         ``steps``."""
-        return 1 + self.lr_slope * ((number + 0.5) / steps - 0.5)
+        place = (number + 0.5) / steps - 0.5
+        slope = self.lr_slope
+        if isinstance(slope, Tensor) and isinstance(place, Tensor):
+            slope = slope.to(place.dtype)  # as a number would be
+        return 1 + slope * place
 
 
 @dataclass(frozen=True)
@@ -144,14 +154,20 @@ class ParamGroups:
         large = dict(zip(self._large, groups, strict=False))
         return {**large, **unflat(groups[-1], self._small)} if self._small else large
 
-    def rates(self, rate: Callable[[str], float]) -> list[Tensor]:
-        """Learning rates by group: a scalar, or a vector where parameters of the group differ."""
-        large = {name: v.new_full((), rate(name)) for name, v in self._large.items()}
-        small = {name: v.new_full((), rate(name)) for name, v in self._small.items()}
+    def rates(self, rate: Callable[[str], float], scale: float | Tensor = 1.0) -> list[Tensor]:
+        """Learning rates times ``scale`` by group: a scalar, or a vector where parameters of the
+        group differ."""
+        large = {name: scalar(v, rate(name) * scale) for name, v in self._large.items()}
+        small = {name: scalar(v, rate(name) * scale) for name, v in self._small.items()}
         if len({rate(name) for name in small}) > 1:
             small = {name: value.expand_as(self._small[name]) for name, value in small.items()}
             return [*large.values(), flat(small)]
         return [*large.values(), *list(small.values())[:1]]
+
+
+def scalar(like: Tensor, value: float | Tensor) -> Tensor:
+    """``value`` as a scalar tensor of the type of ``like``, made where that is."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), value)
 
 
 def train(
@@ -187,9 +203,9 @@ def train(
     measure, rate = loss or task.loss, lr or (lambda name: optimiser.lr)
     theta, rest = split(state, lambda name: name in task.trained and rate(name) is not None)
     if not theta:
-        return state, torch.zeros(())
+        return state, torch.zeros((), device=task.device)
     groups = ParamGroups(theta)
-    rates = groups.rates(lambda name: (rate(name) or 0.0) * context.lr_scale)
+    rates = groups.rates(lambda name: rate(name) or 0.0, context.lr_scale)
 
     noise, rows = context.noise, context.micro_batch
 
@@ -225,9 +241,9 @@ def train(
         with phase("optimiser"):
             g = optimiser.clipped(groups.flatten(gradient))
             now = rates
-            if context.lr_slope:
+            if isinstance(context.lr_slope, Tensor) or context.lr_slope:
                 rise = context.rise(number, real_steps(batches))
-                now = [rate * rise for rate in rates]
+                now = [rate * scalar(rate, rise) for rate in rates]
             new = [optimiser.step(*each) for each in zip(g, now, states, strict=True)]
         if may_move := strip_prefix(buffers, MAY_MOVE):
             masks = groups.flatten(_for_all(may_move, theta))

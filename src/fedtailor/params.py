@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+
+from .torch_private import in_each, leaves, map_leaves
 
 Params = dict[str, Tensor]
 Batch = dict[str, Tensor]
@@ -29,6 +34,7 @@ DTYPES = {  # what safetensors calls them, in the order in which a file has them
 }  # fmt: skip
 
 ALIGNMENT = 64  # bytes; PyTorch's allocator aligns its memory to as many
+_ALIGNED = 512  # the same on a GPU
 
 
 def split(params: Params, predicate: Callable[[str], bool]) -> tuple[Params, Params]:
@@ -82,6 +88,12 @@ def scale(a: Params, factor: float | Tensor) -> Params:
     return {name: value * factor for name, value in a.items()}
 
 
+@cache
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A vector of numbers that is made once: what a GPU copies from memory it has to wait for."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
 def stack(trees: Sequence[Params]) -> Params:
     """Stack c trees of equal shapes along a new leading axis.
 
@@ -127,6 +139,42 @@ def to_device(params: Params, device: torch.device) -> Params:
     return {name: value.to(device, non_blocking=non_blocking) for name, value in params.items()}
 
 
+def moved(tree: Any, device: torch.device) -> Any:
+    """Move the tensors in nested tuples, lists and dicts to another kind of device, all by one
+    copy: a GPU takes about as long for a small one as for a large one."""
+    away = [x for x in leaves(tree) if isinstance(x, Tensor) and x.device.type != device.type]
+    if not away:
+        return tree
+    is_host = away[0].device.type == "cpu"
+    source: Any = {"pin_memory": True} if is_host else {"device": away[0].device}
+    buffer = torch.empty(_ends(away)[-1], dtype=torch.uint8, **source)
+    in_each("copy", apart(buffer, away), away)
+    there = iter(apart(buffer.to(device, non_blocking=is_host), away))
+    left = {id(x) for x in away}
+    return map_leaves(lambda x: next(there) if id(x) in left else x, tree)
+
+
+def _ends(tensors: Sequence[Tensor]) -> list[int]:
+    """Where the bytes of each end, if each begins where a GPU's allocator would place it."""
+    sizes = (-(-x.numel() * x.element_size() // _ALIGNED) * _ALIGNED for x in tensors)
+    return list(accumulate(sizes))
+
+
+def apart(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a ``buffer`` of bytes, of the types and shapes of the tensors ``like``.
+
+    >>> one, two = torch.ones(3), torch.tensor(True)
+    >>> views = apart(torch.zeros(1024, dtype=torch.uint8), [one, two])
+    >>> views[1].copy_(two), views
+    (tensor(True), [tensor([0., 0., 0.]), tensor(True)])
+    """
+    starts = (0, *_ends(like))
+    return [
+        buffer[start : start + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+        for start, x in zip(starts, like, strict=False)
+    ]
+
+
 def same_tensors(a: Params, b: Params) -> bool:
     """Say whether two trees hold the very same tensors by name, not only equal ones.
 
@@ -162,12 +210,25 @@ def too_large(params: Params, most: float) -> str | None:
     >>> too_large({"x": torch.ones(2), "y": torch.tensor([0.0, -30.0])}, 20.0)
     'y'
     """
-    floats = {n: v for n, v in params.items() if v.is_floating_point() and v.numel()}
-    # norms take a twentieth of the time, and bound all values
-    norms = [torch.linalg.vector_norm(value).double() for value in floats.values()]
-    if not norms or (torch.stack(norms) <= most).all():
+    if within(params, most):
         return None
+    floats = {n: v for n, v in params.items() if v.is_floating_point() and v.numel()}
     return next((n for n, v in floats.items() if not (v.double().abs() <= most).all()), None)
+
+
+def within(params: Params, most: float = sys.float_info.max) -> Tensor:
+    """Return whether all norms are at most ``most``, a bool scalar; then all values are, and they
+    are finite. It takes a twentieth of the time that a look at each value takes.
+
+    >>> within({"x": torch.ones(2), "y": torch.tensor([0.0, torch.inf])})
+    tensor(False)
+    """
+    norms = [
+        torch.linalg.vector_norm(value).double()
+        for value in params.values()
+        if value.is_floating_point() and value.numel()
+    ]
+    return (torch.stack(norms) <= most).all() if norms else torch.ones((), dtype=torch.bool)
 
 
 def add_prefix(params: Params, prefix: str) -> Params:

@@ -120,3 +120,20 @@ def test_novel_clients_are_not_in_the_sample_and_leave_it_as_large() -> None:
 def test_an_empty_client_is_refused_by_number() -> None:
     with pytest.raises(InputError, match="client 1 has no training examples"):
         digits_federation((3, 0, 2)).check()
+
+
+def test_few_shapes_for_a_gpu() -> None:
+    def batch(sizes: list[int]) -> dict[str, torch.Tensor]:
+        mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+        ids = torch.ones(mask.shape, dtype=torch.int64) * mask
+        other = torch.ones(len(sizes), 3)
+        return {"input_ids": ids, "attention_mask": mask.float(), "labels": other}
+
+    one = [batch([20, 37]), batch([5])]
+    for most, length in ((0, 37), (38, 38), (512, 40)):
+        first, second = pad_and_stack([one], most)
+        for padded in (first, second):
+            assert padded["input_ids"].shape == (1, 2, length)
+            assert padded["labels"].shape == (1, 2, 3)  # not by tokens
+        assert first["input_ids"].sum() == 57
+        assert second["weight"].tolist() == [[1, 0]]

@@ -23,7 +23,8 @@ def what_is_wrong(values: Tensor, loss: float = 1.0) -> str | None:
     training = Training(method, task, federation, LocalConfig(), None, chain)
     (turn,) = client_requests([3], 1, "train", 1, {3: 1}, lambda client: {})
     job = training.prepare(server, turn)
-    update = training.finish(turn, job, ({**server, "w": values}, {}, torch.tensor(loss)), 0.0)
+    outcome = {**server, "w": values}, {}, torch.tensor(loss), torch.tensor(False)
+    update = training.finish(turn, job, outcome, 0.0)
     return None if update.refusal is None else update.refusal.reason
 
 

@@ -125,7 +125,8 @@ class _Sends:
             for name, value in unchanged.items()
         }
         inputs = ClientInputs(received, private, [], ClientContext(random.key(0)), 0.0)
-        return train.finish(request, inputs, (upload, private, torch.zeros(())), 0.0)
+        outcome = upload, private, torch.zeros(()), torch.tensor(True)
+        return train.finish(request, inputs, outcome, 0.0)
 
 
 def _sending(canaries: Canaries, upload: Params, works: Mapping[str, Any]) -> Sequential:
@@ -171,7 +172,7 @@ def _upload(method: Method, task: Task, federation: Federation, plan: Plan) -> P
     federation = with_least_batch(method, task, federation, plan.local.batch_size)
     works, server, request = first_steps(method, task, federation, plan)
     inputs = works.train.prepare(server, request)
-    return works.train.run(inputs.received, inputs.private, inputs.batches, inputs.context)[0]
+    return works.train.run(*works.train.arguments(inputs))[0]
 
 
 def bound(scores: Floats, heads: NDArray[np.bool_], delta: float) -> Bound:

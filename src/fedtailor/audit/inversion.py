@@ -70,7 +70,7 @@ class Sent:
     def update(self, x: Tensor) -> Params:
         """u(x) of pictures ``[b, C, H, W]``."""
         batch, given = {**self.batch, "pixel_values": x}, self.inputs
-        upload, _, _ = self.training.run(given.received, given.private, [batch], given.context)
+        upload, *_ = self.training.run(given.received, given.private, [batch], given.context)
         update = subtract(pick(upload, self.unchanged), self.unchanged)
         if not self.of_signs:
             return update
@@ -169,8 +169,9 @@ def _sent(trained: TrainedMethod, federation: Federation, size: int, count: int)
     for client in able[:count]:
         private = first_states(method, task, federation)(client)
         scale = plan.schedule.factor(1, plan.rounds)
-        inputs = train.prepare(server, ClientRequest(client, 1, private, "train", 1, scale, 1))
-        upload, _, _ = train.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+        request = ClientRequest(client, 1, private, "train", 1, scale, 1)
+        inputs = train.inputs(method.send(task, server, client), request)
+        upload, *_ = train.run(inputs.received, inputs.private, inputs.batches, inputs.context)
         there = train.chain.at(inputs.received, 1, [client])
         here = train.chain.at(server, 1, cohort)
         seen, still = (

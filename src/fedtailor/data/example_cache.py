@@ -111,10 +111,13 @@ def _same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def padded_stack(values: Sequence[Tensor], filler: int = 0) -> Tensor:
+def padded_stack(
+    values: Sequence[Tensor], filler: int = 0, least: Sequence[int] | None = None
+) -> Tensor:
     """Stack tensors along a new leading axis, each padded with ``filler`` to the largest in every
-    dimension."""
-    shape = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
+    dimension, or to the size in ``least`` if that is larger."""
+    shapes = [value.shape for value in values] + ([] if least is None else [torch.Size(least)])
+    shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
 
     def padded(value: Tensor) -> Tensor:
         missing = [most - size for most, size in zip(shape, value.shape, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -269,33 +270,72 @@ def num_turns(round_: int, rounds: int, size: int, clients: int) -> int:
     return -(-clients * each * round_ // rounds)
 
 
-def pad_and_stack(clients: Sequence[Sequence[Batch]]) -> list[Batch]:
+def pad_and_stack(
+    clients: Sequence[Sequence[Batch]], most_tokens: int | None = None
+) -> list[Batch]:
     """Stack the batches of c clients, each with those of its steps, along a leading client axis.
 
     Returns one batch a step. Tensors are padded with zeros to the largest in every dimension,
     targets by tokens with ``IGNORED``; where a client has no more steps, they are all of these. If
     the number of examples differs, ``weight`` ``[c, b]`` is 1 for real examples and 0 for padding.
+
+    With ``most_tokens`` (0: unknown) all steps have the shapes of the largest, always with
+    ``weight``, and examples have one of a few lengths, so that few shapes occur.
     """
     longest, stacked = max(clients, key=len), []
+    least = None if most_tokens is None else _largest([*chain(*clients)], most_tokens)
     for number, like in enumerate(longest):
         none = {name: value[:0] for name, value in like.items()}
-        stacked.append(_stack([own[number] if number < len(own) else none for own in clients]))
+        own = [one[number] if number < len(one) else none for one in clients]
+        stacked.append(_stack(own, least))
     return stacked
 
 
-def _stack(batches: Sequence[Batch]) -> Batch:
+def graded(length: int) -> int:
+    """Return the least length of at least ``length`` among a few: at most a quarter is added.
+
+    >>> [graded(length) for length in (3, 24, 100, 130)]
+    [8, 24, 112, 160]
+    """
+    step = max(8, 1 << max(0, length.bit_length() - 3))
+    return -(-length // step) * step
+
+
+def _largest(batches: Sequence[Batch], most_tokens: int) -> tuple[int, dict[int, int]]:
+    """The most examples of a batch; and the tokens to pad each length to."""
+    size = max((len(next(iter(batch.values()))) for batch in batches), default=0)
+    if any(DRAWN in batch for batch in batches):  # it differs from batch to batch
+        size = graded(size)
+    lengths = {batch["input_ids"].shape[-1] for batch in batches if "input_ids" in batch}
+    longest = max(lengths, default=0)
+    return size, dict.fromkeys(lengths, max(longest, min(graded(longest), most_tokens)))
+
+
+def _stack(batches: Sequence[Batch], least: tuple[int, dict[int, int]] | None) -> Batch:
     sizes = [len(next(iter(batch.values()))) for batch in batches]
+    most, tokens = least or (0, {})
     stacked: Batch = {}
     for name, first in batches[0].items():
         if name != "weight":
             by_tokens = name == "labels" and first.dim() > 1 and not first.is_floating_point()
+            goes_by_tokens = by_tokens or name != "labels"
+            shape = [most, *_padded_sizes(batches[0], first, tokens if goes_by_tokens else {})]
             filler = IGNORED if by_tokens else 0
-            stacked[name] = padded_stack([batch[name] for batch in batches], filler)
+            stacked[name] = padded_stack([batch[name] for batch in batches], filler, shape)
     device = next(iter(batches[0].values())).device
     weights = [
         batch["weight"] if "weight" in batch else torch.ones(size, device=device)
         for size, batch in zip(sizes, batches, strict=True)
     ]
-    if min(sizes) < max(sizes) or not all(weight.all() for weight in weights):
-        stacked["weight"] = padded_stack(weights)
+    if least or min(sizes) < max(sizes) or not all(weight.all() for weight in weights):
+        stacked["weight"] = padded_stack(weights, 0, [most])
     return stacked
+
+
+def _padded_sizes(batch: Batch, value: torch.Tensor, tokens: dict[int, int]) -> list[int]:
+    """The least sizes of a tensor of a ``batch`` behind its examples: where it goes by the tokens
+    of the inputs, as many as these get."""
+    ids = batch.get("input_ids")
+    if not tokens or ids is None or value.shape[: ids.dim()] != ids.shape:
+        return [0] * (value.dim() - 1)
+    return [*ids.shape[1:-1], tokens.get(ids.shape[-1], 0), *value.shape[ids.dim() :]]

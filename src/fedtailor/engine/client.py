@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -17,10 +17,23 @@ from torch import Tensor
 from .. import random
 from ..data.config import LocalConfig
 from ..data.federation import Federation
+from ..data.table import Indices
 from ..method import Method
 from ..objectives.objective import REFERENCE
 from ..optim import ClientContext
-from ..params import PACKED, Batch, Params, aligned, not_finite, split, to_device
+from ..params import (
+    CACHED,
+    PACKED,
+    Batch,
+    Params,
+    aligned,
+    moved,
+    not_finite,
+    row,
+    split,
+    to_device,
+    within,
+)
 from ..profiling import phase
 from ..task.packing import places
 from ..task.records import RecordNoise, SampledBatch
@@ -31,7 +44,7 @@ from ..uploads.private import Private
 from ..uploads.secure.fixed_point import OutOfRangeError
 from .backdoor import Trigger
 from .costs import Costs, measure
-from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal
+from .executors.work import ClientInputs, ClientRequest, ClientWork, Refusal, looks_at_values
 from .forms import check_predicts, check_state, check_trained
 from .metrics import MetricValues
 from .scoring import SPLITS, Scoring, stamped
@@ -51,12 +64,12 @@ def client_round(
     """Train for one round: (what is sent up, the new private state, the mean loss). Raises
     InputError where, in round 1, what the method returns has not the form that it must have."""
     outcome = method.local(task, {**received, **private}, batches, context)
-    if context.round == 1:
+    if context.is_first:
         check_trained(method, task, received, private, outcome)
     trained, loss = outcome
     kept, shared = split(trained, partial(method.is_private, task))
     upload = method.upload(task, received, shared)
-    if context.round == 1:
+    if context.is_first:
         check_state(method, "upload", upload)
     return upload, kept, loss
 
@@ -71,36 +84,65 @@ class _Clients(ClientWork, ABC):
     local: LocalConfig
     public: Batch | None
 
-    def prepare(self, server: Params, request: ClientRequest) -> ClientInputs:
-        return self.inputs(self.method.send(self.task, server, request.client), request)
+    @property
+    def device(self) -> torch.device:
+        return self.task.device
+
+    @property
+    def recordable(self) -> bool:
+        return self.method.recordable
+
+    @property
+    def draws_ahead(self) -> bool:
+        return self.task.on_gpu and self.federation.example_cache is None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.federation.dataset.max_length if self.task.on_gpu else None
+
+    def draw(self, request: ClientRequest) -> list[Batch]:
+        with phase("data"):
+            drawn = self.federation.batches(
+                request.client,
+                request.round,
+                self.local,
+                purpose=request.purpose,
+                passes=request.passes,
+            )
+            return [self._packed(batch) for batch in islice(drawn, request.steps)]
+
+    def prepare(
+        self, server: Params, request: ClientRequest, drawn: list[Batch] | None = None
+    ) -> ClientInputs:
+        received = self.method.send(self.task, server, request.client)
+        return self._in_memory(received, request, drawn)
 
     def inputs(
         self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None = None
     ) -> ClientInputs:
         """What the client works with, once it has ``received`` its share; by default the batches
         are those of the round."""
+        inputs = self._in_memory(received, request, drawn)
+        private, batches = moved((inputs.private, inputs.batches), self.device)
+        return replace(inputs, private=private, batches=batches)
+
+    def _in_memory(
+        self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None
+    ) -> ClientInputs:
+        """The same, with batches and a private state that are not at the device yet."""
         start, cpu_start, task = time.perf_counter(), time.process_time(), self.task
         assert request.private is not None
-        with phase("data"):
-            if drawn is None:
-                drawn = self.federation.batches(
-                    request.client,
-                    request.round,
-                    self.local,
-                    purpose=request.purpose,
-                    passes=request.passes,
-                )
-            batches = [
-                to_device(self._packed(batch), task.device)
-                for batch in islice(drawn, request.steps)
-            ]
+        if drawn is None:
+            batches = self.draw(request)
+        else:
+            batches = [self._packed(batch) for batch in islice(drawn, request.steps)]
         if task.backbone.objective.compares_with_received:
             state = {**received, **request.private}
             batches = [self._with_received(state, batch) for batch in batches]
         key = random.key(self.federation.seed, request.round, request.client, request.purpose)
         return ClientInputs(
             aligned(received),
-            to_device(request.private, task.device),
+            request.private,
             batches,
             ClientContext(
                 key.to(task.device),
@@ -117,7 +159,7 @@ class _Clients(ClientWork, ABC):
 
     def _packed(self, batch: Batch) -> Batch:
         """A batch that says which of its examples share a row, if they are to."""
-        if not self.local.pack:
+        if not self.local.pack or PACKED in batch:
             return batch
         lengths = batch["attention_mask"].sum(1).long().numpy()
         return {**batch, PACKED: places(lengths, self.local.micro_batch)}
@@ -125,8 +167,9 @@ class _Clients(ClientWork, ABC):
     def _with_received(self, state: Params, batch: Batch) -> Batch:
         """The batch, with the losses of the model that the client begins with as its reference."""
         with torch.no_grad():
-            logits = self.method.predict(self.task, to_device(state, self.task.device), batch)
-            return {**batch, REFERENCE: self.task.sequence_losses(logits, batch)}
+            there, state = moved((batch, state), self.device)
+            logits = self.method.predict(self.task, state, there)
+            return {**batch, REFERENCE: self.task.sequence_losses(logits, there)}
 
 
 @dataclass(frozen=True)
@@ -148,6 +191,11 @@ class ClientUpdate:
     cpu_seconds: float
     kept: Params | None = None  # its upload, where a second pass needs it
     unchanged: str = ""  # why it sends that it changes nothing, if so; no server elsewhere hears it
+
+
+Outcome = tuple[Params, Params, Tensor, Tensor]
+"""What is sent up, the new private state, the mean loss, and whether all these are finite: where
+that is False, they may be (a norm is not), or not."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +220,18 @@ class Training(_Clients):
     attackers: frozenset[int] = frozenset()
     trigger: Trigger | None = None
 
-    def inputs(
-        self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None = None
+    def draw(self, request: ClientRequest) -> list[Batch]:
+        if self.noise is None:
+            return super().draw(request)
+        who = request.client, request.round
+        drawn = self.federation.sampled(*who, self.local, self.noise.secret)
+        return [self._packed(batch) for batch in islice(drawn, request.steps)]
+
+    def _in_memory(
+        self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None
     ) -> ClientInputs:
         noise, attack, client, number = self.noise, self.attack, request.client, request.round
-        if noise is not None and drawn is None:
-            drawn = self.federation.sampled(client, number, self.local, noise.secret)
-        inputs = super().inputs(received, request, drawn)
+        inputs = super()._in_memory(received, request, drawn)
         if noise is not None:
             inputs = replace(inputs, context=self._noised(inputs.context, noise, client, number))
         if client in self.attackers and attack.is_on(number) and attack.on_data:
@@ -204,25 +257,31 @@ class Training(_Clients):
         if self.trigger is None:
             return flipped(batch, self.federation.dataset.num_classes)
         count = self.attack.marked(len(batch["labels"]))
-        return stamped(self.method, self.task, self.trigger, batch, count)
+        there = stamped(self.method, self.task, self.trigger, moved(batch, self.device), count)
+        inputs, cached = split(there, lambda name: not name.startswith(CACHED))
+        return {**moved(inputs, torch.device("cpu")), **cached}
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
-    ) -> tuple[Params, Params, Tensor]:
+    ) -> Outcome:
         if self.noise is not None:
             batches = [SampledBatch(b, at, self.noise.uses) for at, b in enumerate(batches)]
-        return client_round(self.method, self.task, received, private, batches, context)
+        trained = client_round(self.method, self.task, received, private, batches, context)
+        upload, kept, loss = trained
+        return *trained, within({**kept, **upload, "the loss": loss})
+
+    def to_host(self, outcome: Outcome) -> Outcome:
+        upload, *rest = outcome
+        return upload, *moved(tuple(rest), torch.device("cpu"))
 
     def finish(
-        self,
-        request: ClientRequest,
-        inputs: ClientInputs,
-        outcome: tuple[Params, Params, Tensor],
-        cpu_seconds: float,
+        self, request: ClientRequest, inputs: ClientInputs, outcome: Outcome, cpu_seconds: float
     ) -> ClientUpdate:
-        upload, private, loss = outcome
+        upload, private, loss, is_usual = outcome
         at, why = self.chain.at(inputs.received, request.round, [request.client]), ""
-        refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
+        refusal = None
+        if not is_usual:
+            refusal = _refusal(self.federation.name(request.client), loss, {**private, **upload})
         if refusal is not None and any(isinstance(link, Private) for link in self.chain.links):
             # whether a round goes on without a client must not depend on its data
             why = refusal.reason
@@ -235,7 +294,7 @@ class Training(_Clients):
             packed, refusal = {}, refusal or Refusal(reason, told=str(error), lasts=True)
         return ClientUpdate(
             packed,
-            {name: value.cpu() for name, value in private.items()},
+            private,
             loss.item(),
             refusal,
             measure(
@@ -281,7 +340,11 @@ class ClientEvaluation(_Clients):
 
     @property
     def together(self) -> bool:
-        return self.method.finetune_passes > 0
+        return self.method.finetune_passes > 0 or self.scoring.together
+
+    @property
+    def recordable(self) -> bool:
+        return self.method.finetune_passes > 0 and super().recordable
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
@@ -300,20 +363,58 @@ class ClientEvaluation(_Clients):
     def finish(
         self, request: ClientRequest, inputs: ClientInputs, outcome: Params, cpu_seconds: float
     ) -> ClientEvaluationResult:
+        scored = self.scored(request.client, outcome, request.round)
+        return self._shown(request, outcome, scored)
+
+    def finish_all(
+        self, chunk: Sequence[tuple[ClientRequest, ClientInputs]], outcomes: Params, seconds: float
+    ) -> Iterator[tuple[ClientRequest, ClientEvaluationResult]]:
+        if not self.scoring.together:
+            yield from super().finish_all(chunk, outcomes, seconds)
+            return
+        rows = [[self.federation.rows(r.client, split) for split in SPLITS] for r, _ in chunk]
+        try:
+            scores = self.scoring.scores_of_all(outcomes, rows, self.batch_size)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and not looks_at_values(error):
+                raise
+            scores = None
+        if scores is None:  # too many, or a model that vmap can't follow: one after the other
+            yield from super().finish_all(chunk, outcomes, seconds)
+            return
+        for index, (request, _) in enumerate(chunk):
+            result = self._result(
+                request.client, row(outcomes, index), request.round, rows[index], scores[index]
+            )
+            yield request, self._shown(request, row(outcomes, index), result)
+
+    def _shown(
+        self, request: ClientRequest, state: Params, result: ClientEvaluationResult
+    ) -> ClientEvaluationResult:
+        """The same, with diagnostics and written texts."""
         client = request.client
-        shown = client_diagnostics(self.method, self.task, self.federation, client, outcome)
-        scored = self.scored(client, outcome, request.round)
-        samples = self.writing.samples_of(client, outcome, request.round)
-        return replace(scored, diagnostics=shown, samples=samples)
+        shown = client_diagnostics(self.method, self.task, self.federation, client, state)
+        samples = self.writing.samples_of(client, state, request.round)
+        return replace(result, diagnostics=shown, samples=samples)
 
     def scored(
         self, client: int, state: Params, number: int | None = None
     ) -> ClientEvaluationResult:
         """The results of a model on a client's examples, without diagnostics, in the evaluation of
         round ``number``; None: outside of rounds, where nothing is written."""
-        scoring = self.scoring
         rows = [self.federation.rows(client, split) for split in SPLITS]
-        scores = [scoring.scores(state, of_split, self.batch_size) for of_split in rows]
+        scores = [self.scoring.scores(state, of_split, self.batch_size) for of_split in rows]
+        return self._result(client, state, number, rows, scores)
+
+    def _result(
+        self,
+        client: int,
+        state: Params,
+        number: int | None,
+        rows: Sequence[Indices],
+        scores: Sequence[NDArray[np.float64]],
+    ) -> ClientEvaluationResult:
+        scoring = self.scoring
         sums = np.stack([of_split[:, : scoring.num_sums].sum(0) for of_split in scores])
         if scoring.predicts:
             return ClientEvaluationResult(sums, None, scoring.metric_values(rows, scores))
@@ -330,4 +431,5 @@ def client_diagnostics(
     with torch.no_grad():
         batch = to_device(federation.batch(rows), task.device)
         shown = method.client_diagnostics(task, state, batch)
-    return {name: value.cpu() for name, value in shown.items()}
+    found: Params = moved(shown, torch.device("cpu"))
+    return found

@@ -107,6 +107,8 @@ class EngineConfig:
     # vectorised: clients trained at once; None: 5 on a CPU or a rank, as many as pays on a GPU
     clients_per_step: Few | None = None
     processes: Annotated[int, Gt(0), Le(4096)] | None = None  # at most; None: one a core
+    # on a GPU: the kernels of a training are recorded, and played for others of the same shapes
+    capture: bool = True
     precision: Precision = "fp32"  # bf16: autocast; parameters stay float32
     # a training step keeps the inputs of transformer blocks alone, and runs these twice
     checkpointing: bool = False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +31,23 @@ def wire_bytes(params: Params) -> dict[str, int]:
     >>> wire_bytes({"w": torch.zeros(2, 3)})
     {'float32': 24, 'header': 72}
     """
-    if not params:
+    return dict(_wire_bytes(tuple((n, v.dtype, tuple(v.shape)) for n, v in params.items())))
+
+
+@lru_cache(maxsize=64)  # clients that are alike send alike
+def _wire_bytes(tensors: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> dict[str, int]:
+    if not tensors:
         return {}
     sizes: dict[str, int] = {}
     header: dict[str, Any] = {}
     offset = 0
     # the order of a safetensors file: by dtype, then by name; it decides how long offsets are
-    for name in sorted(params, key=lambda name: ([*DTYPES].index(params[name].dtype), name)):
-        value, dtype = params[name], str(params[name].dtype).removeprefix("torch.")
-        nbytes = value.numel() * value.element_size()
-        sizes[dtype] = sizes.get(dtype, 0) + nbytes
+    for name, dtype, shape in sorted(tensors, key=lambda one: ([*DTYPES].index(one[1]), one[0])):
+        nbytes, called = math.prod(shape) * dtype.itemsize, str(dtype).removeprefix("torch.")
+        sizes[called] = sizes.get(called, 0) + nbytes
         header[name] = {
-            "dtype": DTYPES[value.dtype],
-            "shape": list(value.shape),
+            "dtype": DTYPES[dtype],
+            "shape": list(shape),
             "data_offsets": [offset, offset + nbytes],
         }
         offset += nbytes
@@ -91,6 +97,7 @@ def forget_peak_memory() -> None:
     """Begin `peak_memory_mb` anew: what was held before, and is free now, doesn't count. Only CUDA
     and Linux can do so; elsewhere the peak remains that of the process."""
     if torch.cuda.is_available():
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     elif sys.platform == "linux":
         give_back_freed_memory()
@@ -100,9 +107,9 @@ def forget_peak_memory() -> None:
 
 def peak_memory_mb() -> float:
     """The most memory that this process has held since `forget_peak_memory`, in MB (10^6 bytes):
-    resident memory, or with a CUDA device the largest allocation there."""
+    resident memory, or with a CUDA device what PyTorch has reserved there."""
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e6
+        return torch.cuda.max_memory_reserved() / 1e6  # a graph's is not allocated
     unit = 1 if sys.platform == "darwin" else 1024
     if sys.platform == "linux":
         for line in Path("/proc/self/status").read_text().splitlines():

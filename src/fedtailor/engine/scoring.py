@@ -10,12 +10,13 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ..data.federation import Federation
+from ..data.federation import Federation, pad_and_stack
 from ..data.table import Indices
 from ..method import Method
 from ..objectives.objective import Words
-from ..params import CACHED, Batch, Params, add_prefix, to_device
+from ..params import CACHED, Batch, Params, add_prefix, moved, to_device
 from ..task.task import Task
 from .backdoor import Trigger
 from .metrics import Metrics, MetricValues
@@ -24,6 +25,7 @@ Split = Literal["validation", "test"]
 
 EvaluatedModel = Literal["personal", "global", "novel"]
 SPLITS: tuple[Split, ...] = ("validation", "test")
+_AT_ONCE = 16  # batches that are scored together
 ATTACK_SUCCESS = "attack_success"  # the name of a backdoor's success among the metrics
 
 
@@ -82,6 +84,11 @@ class Scoring:
     def num_sums(self) -> int:
         return 3 if self.trigger is None else 5
 
+    @property
+    def together(self) -> bool:
+        """Whether more examples than are asked for share a batch, as keeps a GPU busy."""
+        return self.task.on_gpu and self.method.recordable
+
     def one(self, server: Params, item: Portion) -> NDArray[np.float64]:
         return self._batch(server, item.rows)
 
@@ -93,6 +100,33 @@ class Scoring:
             batch_scores = self._batch(state, rows[at])
             scores = _widened(scores, batch_scores)
             scores[at] = batch_scores
+        return scores
+
+    def scores_of_all(
+        self, states: Params, rows: Sequence[Sequence[Indices]], batch_size: int
+    ) -> list[list[NDArray[np.float64]]]:
+        """The scores of several clients' rows of each split by their own states, stacked
+        ``[c, ...]``: all clients at once, and a GPU is waited for once."""
+        federation, inputs = self.federation, self.federation.dataset.inputs
+        size, tokens = -(-_AT_ONCE * batch_size // len(rows)), self.task.most_tokens
+        tokens = None if tokens is None else max(1, tokens // len(rows))
+        own = [np.concatenate(list(of_client)) for of_client in rows]
+        places = [list(by_length(inputs.lengths(each), size, tokens)) for each in own]
+        batches = [
+            [federation.batch(each[at]) for at in of_client]
+            for each, of_client in zip(own, places, strict=True)
+        ]
+        stacked = moved(pad_and_stack(batches), self.task.device)
+        columns = torch.func.vmap(self.columns)
+        found = moved([columns(states, batch) for batch in stacked], torch.device("cpu"))
+        scores = []
+        for client, (each, of_client) in enumerate(zip(own, places, strict=True)):
+            wide = max((part.shape[-1] for part in found), default=self.num_sums)
+            values = np.zeros((len(each), wide))
+            for part, at in zip(found, of_client, strict=False):
+                values[at, : part.shape[-1]] = part[client, : len(at)].numpy()
+            ends = np.cumsum([len(of_split) for of_split in rows[client]])[:-1]
+            scores.append(np.split(values, ends))
         return scores
 
     def metric_values(
@@ -114,8 +148,13 @@ class Scoring:
         return tuple(found)
 
     def _batch(self, state: Params, rows: Indices) -> NDArray[np.float64]:
+        batch = to_device(self.federation.batch(rows), self.task.device)
+        return self.columns(state, batch).cpu().numpy()
+
+    def columns(self, state: Params, batch: Batch) -> Tensor:
+        """The scores of a batch, float64 ``[b, columns]``; for one client, or under
+        ``torch.func.vmap`` for several."""
         method, task, trigger = self.method, self.task, self.trigger
-        batch = to_device(self.federation.batch(rows), task.device)
         with torch.no_grad():
             batch = task.with_reference(batch)
             if self.predicts or type(method).predict is not Method.predict:
@@ -125,14 +164,14 @@ class Scoring:
                 result, _ = task.scores(method.inference_params(task, state), batch)
             columns = torch.stack((result.loss, result.correct, result.count), 1).double()
             if trigger is not None:
-                marked = stamped(method, task, trigger, batch, len(rows))
+                marked = stamped(method, task, trigger, batch, len(columns))
                 turned = method.predict(task, state, marked).argmax(-1) == trigger.target
                 others = batch["labels"] != trigger.target
                 columns = torch.cat([columns, torch.stack((turned & others, others), 1)], 1)
             if self.predicts:
                 found = task.backbone.objective.predictions(logits, batch)
                 columns = torch.cat([columns, found], 1)
-        return columns.cpu().numpy()
+        return columns
 
 
 def evaluate_one(
@@ -145,6 +184,7 @@ def evaluate_one(
     """One state, as the global model of all ``clients``: their examples share batches, whose scores
     ``scores_of`` gives in any order. ``of_texts`` are the metrics of texts, where there are any."""
     federation, columns = scoring.federation, scoring.num_sums
+    batch_size = batch_size * _AT_ONCE if scoring.together else batch_size
     rows = [
         np.concatenate([federation.rows(client, split) for client in clients]) for split in SPLITS
     ]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..params import Batch, Params
+from ..params import Batch, Params, constant
 from ..task.batch_norm import FunctionalBatchNorm
 from ..task.step import StepModule
 from ..task.task import Task
@@ -136,14 +136,14 @@ class GatingLayer(StepModule):
             )
         self.source, self.layout = source, layout
         self._sigmoid = sigmoid
-        self._scale = torch.tensor([gate_max, 1.0])
+        self._scale = (gate_max, 1.0)
         self.register_buffer("budget", torch.tensor(layout.d))
         self.state_buffers = ("budget",)
         if one_input:
             self.register_buffer("features", torch.zeros(source.channels, source.positions))
             self.state_buffers += ("features",)
         if keep_means:
-            self.register_buffer("means", (self._scale / 2)[:, None].repeat(1, L))
+            self.register_buffer("means", (torch.tensor(self._scale) / 2)[:, None].repeat(1, L))
             self.state_buffers += ("means",)
 
     def forward(self, x: Tensor, real: Tensor | None, weight: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class GatingLayer(StepModule):
             y = self._normalised(vectors, *self.norm(*self.moments(x, real, weight)))
         both = self.post(y).view(len(x), 2, -1).movedim(1, 0)
         bounded = torch.sigmoid(both) if self._sigmoid else 0.5 + both / 4
-        return bounded * self._scale.to(both.device)[:, None, None]
+        return bounded * constant(self._scale, torch.float32, both.device)[:, None, None]
 
     def _normalised(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         """The linear layer, ``[b, 2 L]``, each half of it on one of the two ``x * scale + shift``.

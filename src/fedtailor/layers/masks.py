@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..torch_private import view_words
-
-# By the value of a byte, its bits from the lowest on as eight bools, held in one int64.
-_EIGHT_BOOLS = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool().view(torch.int64)[:, 0]
 
 
 def drop_least(scores: Tensor, share: float | Tensor) -> Tensor:
@@ -26,7 +25,7 @@ def drop_least(scores: Tensor, share: float | Tensor) -> Tensor:
     [True, False, True, True]
     """
     position = scores.argsort(stable=True).argsort()
-    share = torch.as_tensor(share, dtype=torch.float64, device=scores.device)
+    share = scores.new_ones((), dtype=torch.float64) * share
     # 0.29 * 100 is 28.999999999999996 in floating point, and 29 elements
     return position >= torch.floor(share * scores.shape[-1] + 1e-6)
 
@@ -51,5 +50,12 @@ def unpack_bits(bits: Tensor, size: int) -> Tensor:
     >>> unpack_bits(torch.tensor([5], dtype=torch.uint8), 3)
     tensor([ True, False,  True])
     """
-    words = _EIGHT_BOOLS.to(bits.device)[bits.int()]
+    words = _eight_bools(bits.device)[bits.int()]
     return view_words(words, torch.bool)[..., :size]
+
+
+@cache
+def _eight_bools(device: torch.device) -> Tensor:
+    """The bits of each byte as a word of eight bytes, int64 ``[256]``."""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8) & 1).bool()
+    return bits.view(torch.int64)[:, 0].to(device)

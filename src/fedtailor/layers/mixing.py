@@ -50,6 +50,6 @@ def fit_logits(
     for number, batch in enumerate(batches):
         a = torch.where(free, state[0], -torch.inf)
         gradient = slope(a, batch, random.fold_in(context.key, number))
-        rate = logits.new_tensor(_RATE * (1 - number / len(batches)))
+        rate = logits.new_full((), _RATE * (1 - number / len(batches)))
         state = optimiser.step(torch.where(free, gradient, 0.0), rate, state)
     return torch.where(free, state[0], -torch.inf)

@@ -35,7 +35,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..method import FineTuning
-from ..optim import ClientContext, LearningRate, train
+from ..optim import ClientContext, LearningRate, scalar, train
 from ..params import Batch, Params, add_prefix, pick, row, stack, strip_prefix, tree_map
 from ..task.task import Task
 
@@ -96,7 +96,7 @@ class APFL(FineTuning):
         slope = torch.zeros_like(a)  # <v - w, grad f(u)>
         for part, share in task.parts(batch, context.micro_batch):
             slope = slope + torch.func.grad(f)(a, part) * share
-        return (a - rate * context.lr_scale * slope).clamp(0, 1)
+        return (a - scalar(a, rate * context.lr_scale) * slope).clamp(0, 1)
 
     def inference_params(self, task: Task, state: Params) -> Params:
         if _MIX not in state:

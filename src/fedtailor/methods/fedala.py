@@ -39,7 +39,7 @@ from .. import random
 from ..errors import InputError
 from ..layers.parts import units
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext, Passes, batches_of_passes, real_steps, train
+from ..optim import ClientContext, Passes, batches_of_passes, real_steps, scalar, train
 from ..params import Batch, Params, add, flat, pick, subtract, unflat
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -106,7 +106,7 @@ class FedALA(FineTuning):
         gradient = torch.func.grad(loss, has_aux=True)
         W = state[_WEIGHTS]
         # a share of the real batches: padding, which comes last, doesn't add to the sample
-        limit = self.sample * torch.as_tensor(real_steps(batches), device=W.device).double()
+        limit = self.sample * scalar(W.new_empty((), dtype=torch.float64), real_steps(batches))
         for repeat in range(passes):
             for number, batch in enumerate(batches[: math.ceil(self.sample * len(batches))]):
                 key = random.fold_in(random.fold_in(context.key, repeat), number)

@@ -41,7 +41,7 @@ from ..layers.lora import Alpha, LoRALayer, Rank, adapt_projections, base_params
 from ..layers.parts import projections, train_head_and
 from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, LearningRate, Optimiser, train
-from ..params import Batch, Params, add_prefix, pick, strip_prefix
+from ..params import Batch, Params, add_prefix, constant, pick, strip_prefix
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone, LoRAOptions
 from ..task.step import StepModule
@@ -95,7 +95,7 @@ class MixedLoRALinear(LoRALayer, StepModule):
         if self.mixer is not None:
             return torch.softmax(F.linear(x, self.mixer), -1)
         assert self.weight is not None
-        return torch.tensor([self.weight, 1 - self.weight], dtype=x.dtype, device=x.device)
+        return constant((self.weight, 1 - self.weight), x.dtype, x.device)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class FlexLoRA(Method):
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         A = trained[lora_names(trained)[0][0]]
-        rank = torch.tensor(len(A), device=A.device)
+        rank = A.new_full((), len(A), dtype=torch.int64)
         return {**pad_rank(trained, max_rank(self.rank)), "rank": rank}
 
     def unchanged(self, task: Task, server: Server, upload: Params) -> Params:

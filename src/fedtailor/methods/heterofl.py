@@ -42,7 +42,7 @@ from ..layers.submodel import Group, coverage, find_groups, kept_units, pad_to_f
 from ..layers.trainable import choose_trainable
 from ..method import Cohort, Method, Portable, Server
 from ..optim import ClientContext, train
-from ..params import Batch, Params, pick
+from ..params import Batch, Params, constant, pick
 from ..stacked import weighted_sum
 from ..task.backbone import Backbone
 from ..task.task import Task
@@ -113,7 +113,7 @@ class HeteroFL(Method):
 
     def upload(self, task: Task, received: Params, trained: Params) -> Params:
         groups = self._groups(task)
-        kept = torch.tensor(kept_units(trained, groups), device=task.device, dtype=torch.int64)
+        kept = constant((*kept_units(trained, groups),), torch.int64, task.device)
         return {**pad_to_full(trained, task.state), _KEPT: kept}
 
     def pack(self, task: Task, upload: Params) -> Params:

@@ -98,6 +98,7 @@ class PFedGate(Method):
 
     name: ClassVar[str] = "pfedgate"
     takes_parts: ClassVar[bool] = False
+    recordable: ClassVar[bool] = False  # which blocks a batch trains is worked out in Python
     family: ClassVar[str] = "sparse"
     released: ClassVar[str] = "which blocks a client touched"
     sends_updates: ClassVar[bool] = True

@@ -35,7 +35,7 @@ from torch import Tensor
 from .. import random
 from ..errors import InputError
 from ..method import Cohort, FineTuning, Server
-from ..optim import ClientContext, LearningRate, real_steps, train
+from ..optim import ClientContext, LearningRate, real_steps, scalar, train
 from ..params import Batch, Params, add, add_prefix, pick, scale, split, strip_prefix, subtract
 from ..stacked import weighted_sum
 from ..task.task import Task
@@ -97,7 +97,8 @@ class Scaffold(FineTuning):
             return torch.stack([(y[n] * correction[n]).sum() for n in sorted(correction)]).sum()
 
         y, loss = train(task, x, batches, context, self.optimiser, penalty=penalty)
-        path = loss.new_ones(()) * real_steps(batches) * (self.optimiser.lr * context.lr_scale)
+        rate = scalar(loss, self.optimiser.lr * context.lr_scale)
+        path = loss.new_ones(()) * real_steps(batches) * rate
         moved = subtract(pick(x, c), pick(y, c))
         c_i = subtract(scale(moved, 1 / path), correction)  # (4), option II
         if self.variates == "steps":

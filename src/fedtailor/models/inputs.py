@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
-from ..params import Batch
+from ..params import Batch, constant
 from .attention import causal_mask
 
 Prepare = Callable[[Batch], dict[str, Any]]
@@ -160,9 +160,11 @@ def both_masks(encoder: nn.Module, args: Any, inputs: dict[str, Any]) -> tuple[A
 
 
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor | float:
-    """``values`` to compute with ``like`` ``[b, channels, height, width]``; one alone is a number,
-    which a GPU need not wait for. In float32 both round alike."""
-    return values[0] if len(values) == 1 else like.new_tensor(values).view(1, -1, 1, 1)
+    """``values`` to compute with ``like`` ``[b, channels, height, width]``; one alone is a number.
+    In float32 both round alike."""
+    if len(values) == 1:
+        return values[0]
+    return constant(values, like.dtype, like.device).view(1, -1, 1, 1)
 
 
 @dataclass(frozen=True)

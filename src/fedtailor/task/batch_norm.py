@@ -81,7 +81,7 @@ class FunctionalBatchNorm(StepModule):
         if self.step.weight is None and per_channel > 1:  # no padding: PyTorch's kernel will do
             axes = [0, *range(2, x.dim())]
             var, mean = torch.var_mean(x.detach(), axes, correction=0)
-            count = mean.new_tensor(per_channel)
+            count = mean.new_full((), per_channel)
             y = F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         else:
             mean, var, count = masked_moments(x, self.step.weight)

@@ -153,7 +153,8 @@ def _gradients(
     the slope is W' (p - e), and the gradient of the logits a (p - e) + p (u - p'u).
     """
     of_input, of_weight = [], torch.zeros_like(weight, dtype=torch.float32)
-    of_bias, numbers = torch.zeros(len(weight)).to(of_weight), torch.arange(len(weight)).to(targets)
+    of_bias = of_weight.new_zeros(len(weight))
+    numbers = torch.arange(len(weight), device=targets.device)
     second = () if of_slope is None else (of_slope,)
     for labels, rows, a, *used in _pieces(weight, targets, input, of_loss, *second):
         p = F.linear(rows, weight, bias).float().softmax(-1)

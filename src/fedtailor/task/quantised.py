@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InputError
+from ..params import constant
 from .surgery import replace
 
 Form = Literal["nf4", "int8"]
@@ -43,7 +44,7 @@ def quantise(values: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     of_one = blocks / scales.clamp(min=1e-38)[:, None]
     if form == "int8":
         return (127 * of_one).round().to(torch.int8).flatten(), scales
-    levels = torch.tensor(_NF4, device=flat.device)
+    levels = constant(_NF4, flat.dtype, flat.device)
     codes = torch.bucketize(of_one, (levels[1:] + levels[:-1]) / 2).to(torch.uint8).view(-1, 2)
     return codes[:, 0] << 4 | codes[:, 1], scales
 
@@ -53,7 +54,7 @@ def dequantise(codes: Tensor, scales: Tensor, form: Form, dtype: torch.dtype) ->
     if form == "int8":
         blocks = codes.view(-1, _BLOCK).to(dtype) * (scales / 127).to(dtype)[:, None]
         return blocks.flatten()
-    levels = torch.tensor(_NF4, dtype=dtype, device=codes.device)
+    levels = constant(_NF4, dtype, codes.device)
     pairs = torch.stack((levels.repeat_interleave(16), levels.repeat(16)), 1)  # of each byte
     return (pairs[codes.int()].view(-1, _BLOCK) * scales.to(dtype)[:, None]).flatten()
 

@@ -119,6 +119,11 @@ class Task:
         self.prefix: Prefix | None = None  # `features` finds it
         self._memory: Any = None  # in `remembering`
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model is on a GPU, which does better with few large steps of few shapes."""
+        return self.device.type == "cuda"
+
     def in_head(self, name: str) -> bool:
         """Say whether the tensor ``name`` of the state belongs to the task head."""
         return any(name.startswith(path + ".") for path in self.backbone.head)

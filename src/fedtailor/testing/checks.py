@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from ..data.federation import pad_and_stack
 from ..engine.client import client_round
 from ..engine.config import EngineConfig, EvaluateConfig, Plan
 from ..engine.costs import wire_bytes
+from ..engine.executors.captured import Arguments, Recording, with_tensors
 from ..engine.prepare import memory_states
 from ..engine.rounds import rounds
 from ..errors import InputError
@@ -27,6 +29,7 @@ from ..params import Params, count, decode, encode, row, scale, stack
 from ..stacked import weighted_sum
 from ..task.checkpointing import block_paths
 from ..task.task import Task
+from . import tape
 from .case import Case, ClientRound, require, require_close
 
 
@@ -104,6 +107,33 @@ def checkpointing_changes_nothing(case: Case) -> None:
     what = "with checkpointing (takes_checkpointing = False refuses it),"
     require_close(one.upload, upload, 2e-5, f"{what} the upload")
     require_close(one.private, kept, 2e-5, f"{what} what the client keeps")
+
+
+def a_recording_gives_the_same(case: Case) -> None:
+    """What a GPU records of one client's training gives another client's numbers, too, at another
+    learning rate; where it can't be recorded, ``recordable`` is False."""
+    method, task = case.method, case.task()
+    if not method.recordable:
+        return
+    padded = pad_and_stack([case.batches(client)[:1] for client in (0, 4)], most_tokens=0)
+
+    def arguments(at: int, client: int) -> Arguments:
+        private = method.init_client(task, client, random.key(client))
+        told = case.context(client)._replace(round=3, lr_scale=0.5 / (at + 1), lr_slope=0.1 - at)
+        received = scale(case.first_round(0).received, 1 + at)
+        return received, private, [row(batch, at) for batch in padded], told
+
+    train = partial(client_round, method, task)
+    train(*arguments(0, 0))  # what is made once, is made now
+    try:
+        recording = Recording(tape.capture, train, with_tensors(arguments(0, 0)))
+    except RuntimeError as error:
+        require(False, f"a GPU can't record its training: {error}; set recordable = False")
+    found, expected = recording.play(with_tensors(arguments(1, 4))), train(*arguments(1, 4))
+    what = "as a GPU would record it (recordable = False refuses that),"
+    require_close(found[0], expected[0], 0.0, f"{what} the upload")
+    require_close(found[1], expected[1], 0.0, f"{what} what the client keeps")
+    require_close({"loss": found[2]}, {"loss": expected[2]}, 0.0, f"{what} the loss")
 
 
 def nothing_private_is_sent(case: Case) -> None:
@@ -308,6 +338,7 @@ CHECKS: tuple[Callable[[Case], None], ...] = (
     padding_is_invisible,
     parts_of_batches_add_up,
     checkpointing_changes_nothing,
+    a_recording_gives_the_same,
     nothing_private_is_sent,
     packed_uploads_arrive_whole,
     honest_uploads_are_accepted,

@@ -15,6 +15,7 @@ from fedtailor.engine.executors.auto import Auto
 from fedtailor.engine.executors.choose import executor_for, share_executor
 from fedtailor.engine.executors.processes import Processes
 from fedtailor.engine.executors.sequential import Sequential
+from fedtailor.engine.executors.vectorised import Vectorised
 from fedtailor.engine.executors.work import Executor
 from fedtailor.engine.rounds import rounds
 from fedtailor.methods.fedavg import FedAvg
@@ -42,7 +43,9 @@ def test_how_many_clients_share_a_step() -> None:
 
     assert (found(CPU).concurrency, found(CPU).name) == (5, "vectorised")
     assert found(gpu, clients_per_step=7).concurrency == 7
-    assert (found(gpu).concurrency, found(gpu).name) == (4, "vectorised-4")
+    assert (found(gpu).concurrency, found(gpu).name) == (1, "vectorised")  # it is found out
+    one = executor_for(EngineConfig("sequential"), {"nothing": Nothing()}, gpu, 10)
+    assert (one.concurrency, one.name) == (1, "sequential")
     shared = share_executor(EngineConfig(), {"nothing": Nothing()}, gpu, 2)
     assert (shared.concurrency, shared.name) == (5, "vectorised")
     again = found(gpu, "vectorised-32")
@@ -60,7 +63,7 @@ def test_where_there_is_nothing_to_choose_auto_is_sequential() -> None:
     assert isinstance(chosen_for(1, processes=2), Sequential)
     assert isinstance(chosen_for(3, processes=8), Sequential)  # five cores would be idle
     assert isinstance(chosen_for(4, processes=8), Auto)
-    assert isinstance(chosen_for(4, torch.device("cuda")), Auto)
+    assert isinstance(chosen_for(4, torch.device("cuda")), Vectorised)
     assert isinstance(chosen_for(1, executor="processes"), Processes)
 
 

@@ -14,6 +14,7 @@ from fedtailor.engine.executors.vectorised import AdaptiveChunk, Vectorised
 from fedtailor.engine.executors.work import ClientInputs, ClientRequest, ClientWork, Executor
 from fedtailor.optim import ClientContext
 from fedtailor.params import Params
+from fedtailor.torch_private import under_vmap
 from tests.small import digits_federation
 
 
@@ -24,13 +25,13 @@ class Doubling(ClientWork):
     room: int
     ran: list[int] = field(default_factory=list)
 
-    def prepare(self, server: Params, request: ClientRequest) -> ClientInputs:
+    def prepare(self, server: Params, request: ClientRequest, drawn: Any = None) -> ClientInputs:
         return ClientInputs(
             {}, request.private, [], ClientContext(torch.zeros(2, dtype=torch.long)), 0.0
         )
 
     def run(self, received: Params, private: Params, steps: Any, context: ClientContext) -> Any:
-        clients = len(torch._C._functorch.get_unwrapped(private["x"]))
+        clients = len(torch._C._functorch.get_unwrapped(private["x"])) if under_vmap() else 1
         self.ran.append(clients)
         if clients > self.room:
             raise torch.OutOfMemoryError(f"{clients} clients")
@@ -52,30 +53,45 @@ def doubled(executor: Executor, clients: int) -> list[float]:
 
 def test_clients_that_do_not_fit_together_run_in_halves() -> None:
     work = Doubling(room=3)
-    executor = Vectorised({"double": work}, AdaptiveChunk(8))
+    executor = Vectorised({"double": work}, AdaptiveChunk(8, tries=(8, 8)))
     assert doubled(executor, 13) == [2.0 * k for k in range(13)]
     assert work.ran == [8, 4, 2, 2, 4, 2, 2, 2, 2, 1]
     assert executor.name == "vectorised-2"
     with pytest.raises(torch.OutOfMemoryError, match="1 clients"):
-        doubled(Vectorised({"double": Doubling(room=0)}, AdaptiveChunk()), 2)
+        doubled(Vectorised({"double": Doubling(room=0)}, 1), 2)
     with pytest.raises(torch.OutOfMemoryError, match="8 clients"):  # as many as were asked for
         doubled(Vectorised({"double": work}, 8), 13)
 
 
 @pytest.mark.parametrize(
-    ("paces", "found"),
-    [((3.0, 2.0, 1.95), 8), ((3.0, 4.0), 4), ((9.0, 3.0, 2.0, 1.0, 0.5), None)],
+    ("alone", "together", "room", "found"),
+    [(3.0, 2.0, 40, 40), (2.0, 3.0, 40, 1), (3.0, 2.0, 3, 3), (3.0, 2.0, 1, 1), (3.0, 2.0, 0, 1)],
 )
-def test_more_at_once_as_long_as_that_is_faster(
-    paces: tuple[float, ...], found: int | None
+def test_as_many_at_once_as_fit_or_one_if_that_is_faster(
+    alone: float, together: float, room: int, found: int
 ) -> None:
-    growing = AdaptiveChunk()
-    for pace in paces:
-        growing.ran(growing.size, 99.0)  # the first time says nothing,
-        growing.ran(growing.size - 1, 0.0)  # nor do fewer
-        growing.ran(growing.size, pace)
-    assert growing.settled == (found is not None)
-    assert growing.size == (found or 128)
+    chunk = AdaptiveChunk()
+    for pace in (99.0, 50.0, alone, 99.0, 50.0, together):  # the first ones start things up
+        assert not chunk.settled
+        chunk.ran(chunk.size - 1, 0.0, room)  # fewer say nothing
+        chunk.ran(chunk.size, pace, room)
+    assert (chunk.settled, chunk.size) == (True, found)
+
+
+def test_a_small_cohort_tells_as_well() -> None:
+    chunk = AdaptiveChunk()
+    for _ in range(3):
+        chunk.ran(1, 3.0, 40)
+    for pace in (9.0, 5.0, 2.0):
+        chunk.ran(3, pace, 40, all_there=True)
+    assert (chunk.settled, chunk.size) == (True, 40)
+    for clients in range(1, 4):
+        chunk.ran(clients, 0.0, 1, all_there=True)  # a chosen or given size stays
+    assert chunk.size == 40
+    one = AdaptiveChunk()
+    for _ in range(4):
+        one.ran(1, 1.0, 40, all_there=True)
+    assert (one.settled, one.size) == (True, 1)
 
 
 class LooksAtValues(nn.Module):

@@ -49,7 +49,7 @@ class Sums(ClientWork):
 
     parts: list[str] = field(default_factory=list)
 
-    def prepare(self, server: Params, request: ClientRequest) -> ClientInputs:
+    def prepare(self, server: Params, request: ClientRequest, drawn: Any = None) -> ClientInputs:
         self.parts.append("prepare")
         batch = {"x": torch.tensor(100.0)}
         context = ClientContext(random.key(0))

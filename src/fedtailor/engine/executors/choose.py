@@ -9,6 +9,7 @@ import torch
 
 from ..config import EngineConfig
 from .auto import Auto
+from .captured import cuda_graphs
 from .processes import Processes, can_fork, cores
 from .sequential import Sequential
 from .vectorised import AdaptiveChunk, Vectorised
@@ -27,8 +28,9 @@ def executor_for(
     chosen: str | None = None,
 ) -> Executor:
     """The configured executor; for ``auto`` the one that was ``chosen`` before, or else one that
-    chooses. On a CPU it gives every client one thread, here or in a process of its own, and so the
-    same bits; but not where cohorts are so small that most cores would be idle."""
+    chooses: on a GPU how many clients it trains at once. On a CPU it gives every client one thread,
+    here or in a process of its own, and so the same bits; but not where cohorts are so small that
+    most cores would be idle."""
     most = engine.processes or cores()
     if engine.executor != "auto":
         return _configured(engine.executor, engine, works, most, device, chosen)
@@ -36,8 +38,7 @@ def executor_for(
         if at_once(engine, cohort_size) == 1:
             return Sequential(works)
         return Auto(Sequential(works, threads=1), Processes(works, most), _PATIENCE, chosen)
-    vectorised = _configured("vectorised", engine, works, most, device, chosen)
-    return Auto(Sequential(works), vectorised, 0.0, chosen)
+    return _configured("vectorised", engine, works, most, device, chosen)
 
 
 def at_once(engine: EngineConfig, cohort_size: int) -> int:
@@ -71,13 +72,16 @@ def _configured(
     device: torch.device,
     chosen: str | None = None,
 ) -> Executor:
-    if name == "sequential":
-        return Sequential(works)
     if name == "processes":
         return Processes(works, most)
-    if engine.clients_per_step is not None or device.type == "cpu":
+    if device.type == "cpu":
+        if name == "sequential":
+            return Sequential(works)
         return Vectorised(works, engine.clients_per_step or _DEFAULT_CONCURRENCY)
+    capture = cuda_graphs(device) if engine.capture else None
+    if name == "sequential" or engine.clients_per_step is not None:
+        fixed = 1 if name == "sequential" else engine.clients_per_step
+        return Vectorised(works, fixed or 1, capture)
     size = (chosen or "").removeprefix("vectorised-")
-    if size.isdecimal():
-        return Vectorised(works, AdaptiveChunk(int(size), settled=True))
-    return Vectorised(works, AdaptiveChunk())
+    known = AdaptiveChunk(int(size), settled=True) if size.isdecimal() else AdaptiveChunk()
+    return Vectorised(works, known, capture)

@@ -1,9 +1,9 @@
 """Clients' work on several ranks: the first one hands items out, and does its own share.
 
-A rank that has finished an item gets the next one, so ranks may differ in speed. One item more than
-a rank works on at a time waits at the rank, so that it needn't wait for the network. Only the first
-rank has the run directory: a client's private tensors travel with its request, and back with the
-result.
+A rank that has finished an item gets the next one, so ranks may differ in speed. Up to twice as
+many items as a rank works on at a time are there, so that it needn't wait for the network. Only the
+first rank has the run directory: a client's private tensors travel with its request, and back with
+the result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RankExecutor:
         # no more than this waits here: memory must not grow with the cohort
         results: Results[AnyItem] = Queue(2 * len(feeders))
         for feeder in feeders:
-            Thread(target=feeder.run, args=(share + 1, results), daemon=True).start()
+            Thread(target=feeder.run, args=(2 * share, results), daemon=True).start()
         busy = len(feeders)
         own = self._inner.map(name, server, chain(first_items, queue))
         while (mine := next(own, None)) is not None or busy:

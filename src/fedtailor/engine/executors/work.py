@@ -6,11 +6,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
+import torch
+
+from ...data.federation import pad_and_stack
 from ...optim import ClientContext
-from ...params import Batch, Params
+from ...params import Batch, Params, moved, row
+from ...torch_private import map_leaves
 from ...uploads.secure.messages import Masks
+from .captured import Arguments, Captured, Watched
+
+# how PyTorch's messages begin about code that looks at values, or makes tensors of their number
+_OF_VALUES = ("vmap: It looks like you're", "vmap: We do not support batching operators")
 
 
 class Item(Protocol):
@@ -133,6 +142,11 @@ class ClientInputs:
     cpu_seconds: float = 0.0
 
 
+def looks_at_values(error: RuntimeError) -> bool:
+    """Whether torch.func.vmap has refused code that looks at values."""
+    return str(error).startswith(_OF_VALUES)
+
+
 class ClientWork(ABC):
     """Work on clients in three parts: the one in the middle is a function of tensors."""
 
@@ -141,9 +155,44 @@ class ClientWork(ABC):
         """Whether there is anything to gain in `run` for several clients at once."""
         return True
 
+    @property
+    def device(self) -> torch.device:
+        """Where `run` works."""
+        return torch.device("cpu")
+
+    @property
+    def recordable(self) -> bool:
+        """Whether `run` looks at no tensor's value."""
+        return True
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of an example, 0 if unknown, on a GPU, where batches are padded to one of
+        a few shapes; else None."""
+        return None
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether `draw` may run on another thread: it works nothing out."""
+        return False
+
+    def draw(self, request: ClientRequest) -> list[Batch] | None:
+        """The client's batches, in memory, if `prepare` needs them."""
+        return None
+
     @abstractmethod
-    def prepare(self, server: Params, request: ClientRequest) -> ClientInputs:
-        """What the client has and receives."""
+    def prepare(
+        self, server: Params, request: ClientRequest, drawn: list[Batch] | None = None
+    ) -> ClientInputs:
+        """What the client has and receives; ``drawn`` are what `draw` gives, if it was called."""
+
+    def arguments(self, inputs: ClientInputs) -> Arguments:
+        """What `run` takes, where it works."""
+        batches = inputs.batches
+        if self.most_tokens is not None:
+            batches = [row(batch, 0) for batch in pad_and_stack([batches], self.most_tokens)]
+        states = inputs.received, inputs.private, batches
+        return *moved(states, self.device), inputs.context
 
     @abstractmethod
     def run(
@@ -151,20 +200,46 @@ class ClientWork(ABC):
     ) -> Any:
         """Pure; for one client, or under ``torch.func.vmap`` for several."""
 
+    def watched(
+        self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
+    ) -> Any:
+        """As `run`, which may look at the round's number."""
+        return self.run(received, private, batches, Watched(*context))
+
+    def to_host(self, outcome: Any) -> Any:
+        """What `run` has returned, for one client or several, with what `finish` reads in memory:
+        a GPU is waited for once."""
+        return outcome
+
     @abstractmethod
     def finish(
         self, request: ClientRequest, inputs: ClientInputs, outcome: Any, cpu_seconds: float
     ) -> Any:
-        """The result, from what `run` returned after ``cpu_seconds`` of all cores, those of
+        """The result, from what `to_host` returned after ``cpu_seconds`` of all cores, those of
         `prepare` included."""
+
+    def finish_all(
+        self, chunk: Sequence[tuple[ClientRequest, ClientInputs]], outcomes: Any, seconds: float
+    ) -> Iterator[tuple[ClientRequest, Any]]:
+        """The result of each client of a ``chunk``, from what `to_host` returned for all, which
+        took so many ``seconds`` of all cores for each."""
+        for index, (request, inputs) in enumerate(chunk):
+            outcome = map_leaves(itemgetter(index), outcomes)
+            yield request, self.finish(request, inputs, outcome, inputs.cpu_seconds + seconds)
 
     def one(self, server: Params, item: ClientRequest) -> Any:
         """All three for one client."""
         return self.complete(item, self.prepare(server, item))
 
-    def complete(self, request: ClientRequest, inputs: ClientInputs) -> Any:
-        """The result, from what the client has and receives."""
-        start = time.process_time()
-        outcome = self.run(inputs.received, inputs.private, inputs.batches, inputs.context)
+    def complete(
+        self, request: ClientRequest, inputs: ClientInputs, captured: Captured | None = None
+    ) -> Any:
+        """The result, from what the client has and receives; ``captured`` may run it."""
+        start, arguments = time.process_time(), self.arguments(inputs)
+        if captured is None or not self.recordable:
+            outcome = self.run(*arguments)
+        else:
+            outcome = captured(self.watched, arguments, id(self))
+        outcome = self.to_host(outcome)
         cpu_seconds = inputs.cpu_seconds + time.process_time() - start
         return self.finish(request, inputs, outcome, cpu_seconds)

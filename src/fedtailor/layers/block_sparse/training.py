@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import random
-from ...optim import ClientContext, Optimiser, without_padding
+from ...optim import ClientContext, Optimiser, scalar, without_padding
 from ...params import Batch, Params, flat, pick, unflat
 from ...profiling import phase
 from ...task.task import Task
@@ -52,7 +52,7 @@ def train_sparse(
     start, losses = state, list[Tensor]()
     gate_state = pick(state, (n for n in state if n in task.trained and n not in blocks.names))
     phi, moved = flat(gate_state), dict[int, Tensor]()  # the values of trained blocks, by number
-    eta_g, eta = phi.new_tensor([sgd.lr, lr_gate]) * context.lr_scale
+    eta_g, eta = (scalar(phi, rate * context.lr_scale) for rate in (sgd.lr, lr_gate))
     batches = without_padding(batches)
     for step, batch in enumerate(batches):
         key, rise = random.fold_in(context.key, step), context.rise(step, len(batches))
@@ -76,5 +76,5 @@ def train_sparse(
         new = {**statistics, **buffers}
         state = {**state, **{n: v.detach() for n, v in new.items() if n in state}}
         losses.append(loss.detach())
-    mean = torch.stack(losses).mean() if losses else torch.zeros(())
+    mean = torch.stack(losses).mean() if losses else phi.new_zeros(())
     return {**state, **unflat(phi, gate_state), **blocks.whole(start, moved)}, mean
