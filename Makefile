@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-long test-versions test-track test-oracles house lint types format fashion-mnist vega katex bench bench-full fuzz fuzz-guided kills evidence-full docs clean
+.PHONY: help quickstart test test-slow test-long test-versions test-track test-oracles test-gpu house lint types format fashion-mnist vega katex bench bench-full fuzz fuzz-guided kills evidence-full docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test-oracles: ## Compare with TRL, Opacus and prv-accountant, in an environment 
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/python -m pip install -q -c constraints.txt -e ".[test]" trl==1.16.0 opacus==1.6.0 prv-accountant==0.2.0
 	OMP_NUM_THREADS=1 .venv-oracles/bin/python -m pytest tests/oracles
+
+test-gpu: ## Compare a GPU's numbers with and without recorded kernels, and with a CPU's (PYTHON has all packages)
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu tests/gpu
 
 house: $(VENV)/.installed ## Show the package's parts, their layers and circles of imports
 	$(BIN)/python -m tests.imports

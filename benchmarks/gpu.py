@@ -9,18 +9,20 @@ Workloads, all weights random, nothing is downloaded:
   the shapes of Llama-3.2-1B on 8 clients x 2 steps of 4 x 256 and Llama-3-8B on 4 clients x 2 steps
   of 1 x 512; LoRA, frozen weights and arithmetic in bf16
 
-Contenders, in turns, a round each: one client after the other in plain PyTorch + PEFT with SDPA,
+Contenders, one after the other: one client after the other in plain PyTorch + PEFT with SDPA,
 eagerly (``sequential loop``) and with a step's kernels recorded once (``CUDA-graph loop``);
 ``centralised``, one model on all clients' batches at once; and fedtailor's `rounds` without
-evaluation, by executor and clients a step. A contender that doesn't fit the memory is left out.
+evaluation, by executor and clients a step: with CUDA graphs, all clients at once also without, and
+FedSDG, too. The rounds in which kernels are recorded are not timed. A contender that doesn't fit
+the memory is left out.
 
 Utilisation is the model's floating-point operations (forward and backward as PyTorch counts them
 in the plain loop, frozen weights' gradients not among them) over time and the chip's dense peak.
 
-    python benchmarks/gpu.py
+    python benchmarks/gpu.py --seconds 20
 
-takes under 8 minutes by design (a workload stops after ``--seconds``), and writes
-benchmarks/results/gpu.jsonl, a line a contender, and the table beside.
+takes under 5 minutes by design (a workload stops after so many seconds, once what is fast has three
+times), and writes benchmarks/results/gpu.jsonl, a line a contender, and the table beside.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from __future__ import annotations
 import argparse
 import copy
 import datetime
+import gc
 import json
 import platform
 import shlex
@@ -54,7 +57,9 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.table import Dataset, Images, Partition, Shares, Tokens
 from fedtailor.engine.config import EngineConfig, EvaluateConfig, Plan
 from fedtailor.engine.rounds import rounds
+from fedtailor.method import Method
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.models import ModelConfig, load_model
 from fedtailor.optim import Optimiser
 from fedtailor.task.backbone import Backbone
@@ -62,6 +67,10 @@ from fedtailor.task.task import Task
 
 OUT = Path(__file__).parent / "results" / "gpu"
 CLASSES = 10
+UNTIMED = (
+    3  # rounds in which ours starts up and records; four more find out how many clients to run
+)
+SLOW = 2.0  # seconds a round: one time is enough where there are not enough seconds
 PEAK_TFLOPS = {  # dense, without sparsity: (float32, bfloat16)
     "H200": (67, 989), "H100": (67, 989), "A100": (19.5, 312), "L40S": (91.6, 362),
     "L4": (30.3, 121), "A10": (31.2, 125), "B200": (80, 2250),
@@ -152,16 +161,18 @@ def federation_of(workload: Workload) -> Federation:
     return Federation(dataset, Partition(Shares.of(list(rows)), none, none, "random"))
 
 
-def method_of(workload: Workload) -> FedAvg:
-    """FedAvg: all of the small network, LoRA and the head of a transformer."""
+def method_of(workload: Workload, gated: bool = False) -> Method:
+    """FedAvg: all of the small network, LoRA and the head of a transformer; or FedSDG."""
+    if gated:
+        return FedSDG(rank=8, optimiser=Optimiser("adam", lr=1e-3))
     if workload.config is None:
         return FedAvg(optimiser=Optimiser("sgd", lr=0.1))
     return FedAvg(trainable="lora", rank=8, optimiser=Optimiser("adam", lr=1e-3))
 
 
-def adapted(workload: Workload, backbone: Backbone) -> nn.Module:
+def adapted(workload: Workload, backbone: Backbone, gated: bool = False) -> nn.Module:
     """What is trained stays in float32 where frozen weights are in bfloat16."""
-    model = method_of(workload).adapt(backbone)
+    model = method_of(workload, gated).adapt(backbone)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -280,7 +291,11 @@ class Plain:
 
 
 def ours(
-    workload: Workload, task: Task, federation: Federation, engine: EngineConfig
+    workload: Workload,
+    task: Task,
+    federation: Federation,
+    engine: EngineConfig,
+    gated: bool = False,
 ) -> Iterator[Any]:
     """Rounds without end or evaluation."""
     plan = Plan(
@@ -289,84 +304,95 @@ def ours(
         engine=engine,
         evaluate=EvaluateConfig(every=10**6),
     )
-    return rounds(method_of(workload), task, federation, plan)
+    return rounds(method_of(workload, gated), task, federation, plan)
 
 
-def contenders(
-    workload: Workload, device: torch.device
-) -> tuple[dict[str, Callable[[], Any]], int]:
-    """Functions that run a round, by name, and a round's model FLOPs."""
+Make = Callable[[], Callable[[], Any]]  # makes what runs a round
+
+
+def contenders(workload: Workload, device: torch.device) -> tuple[dict[str, Make], int]:
+    """The contenders by name, and a round's model FLOPs."""
     backbone, federation = backbone_of(workload, device), federation_of(workload)
     plain = Plain(workload, backbone, federation)
-    found: dict[str, Callable[[], Any]] = {"sequential loop": plain.sequential}
+    found: dict[str, Make] = {"sequential loop": lambda: plain.sequential}
     if device.type == "cuda":
-        recorded: list[Callable[[], None]] = []
-
-        def graph() -> None:
-            if not recorded:
-                recorded.append(plain.graph())
-            recorded[0]()
-
-        found["CUDA-graph loop"] = graph
-    found["centralised"] = plain.centralised
+        found["CUDA-graph loop"] = plain.graph
+    found["centralised"] = lambda: plain.centralised
     precision = "bf16" if workload.bf16 else "fp32"
-    task = Task(backbone, partial(adapted, workload), precision=precision, device=device)  # type: ignore[arg-type]
     engine = EngineConfig(precision=precision, device=str(device))  # type: ignore[arg-type]
-    engines = {"fedtailor, sequential": replace(engine, executor="sequential")}
-    for concurrency in (workload.clients // 4, workload.clients):
-        if concurrency > 1:
-            own = replace(engine, executor="vectorised", clients_per_step=concurrency)
-            engines[f"fedtailor, vectorised, {concurrency}"] = own
-    engines["fedtailor, vectorised, as found"] = replace(engine, executor="vectorised")
-    for name, chosen in engines.items():
-        iterator = ours(workload, task, federation, chosen)
-        found[name] = lambda iterator=iterator: next(iterator)
+    stacked = replace(engine, executor="vectorised", clients_per_step=workload.clients)
+
+    def made(engine: EngineConfig, gated: bool = False) -> Make:
+        adapt = partial(adapted, workload, gated=gated)
+
+        def make() -> Callable[[], Any]:
+            task = Task(backbone, adapt, precision=precision, device=device)  # type: ignore[arg-type]
+            iterator = ours(workload, task, federation, engine, gated)
+            return lambda: next(iterator)
+
+        return make
+
+    found["fedtailor, sequential"] = made(replace(engine, executor="sequential"))
+    found["fedtailor, stacked"] = made(stacked)
+    found["fedtailor, stacked, no graph"] = made(replace(stacked, capture=False))
+    if device.type == "cuda":  # on a CPU it takes processes
+        found["fedtailor, as found"] = made(engine)
+    if workload.config is not None:
+        found["fedtailor, stacked, FedSDG"] = made(stacked, gated=True)
     return found, plain.flops()
 
 
 def measured(
     workload: Workload, device: torch.device, repeats: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """A line a contender: seconds of every round after the first, in turns."""
-    functions, flops = contenders(workload, device)
-    took: dict[str, list[float]] = {name: [] for name in functions}
-    memory: dict[str, float] = {}
-    left_out: dict[str, str] = {}
-    begun = time.perf_counter()
-    for repeat in range(repeats + 1):
-        for name, function in functions.items():
-            if name in left_out or (repeat > 1 and time.perf_counter() - begun > seconds):
-                continue
-            print(f"{workload.name}, {name}", file=sys.stderr)
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            try:
-                function()
-            except torch.cuda.OutOfMemoryError:
-                left_out[name] = "out of memory"
-                torch.cuda.empty_cache()
-                continue
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-                memory[name] = torch.cuda.max_memory_allocated() / 1e6
-            if repeat:
-                took[name].append(time.perf_counter() - start)
+    """A line a contender, one after the other, so that none holds memory that another lacks:
+    seconds of every round after the first ones, and the most memory that was reserved."""
+    makes, flops = contenders(workload, device)
     examples = workload.clients * workload.steps * workload.batch
-    return [
-        {
-            "workload": workload.name,
-            "contender": name,
-            "seconds": took[name],
-            "examples": examples,
-            "flops": flops,
-            "bf16": workload.bf16,
-            "peak_mb": memory.get(name),
-            "left_out": left_out.get(name),
-        }
-        for name in functions
-    ]
+    lines = []
+    for name, make in makes.items():
+        print(f"{workload.name}, {name}", file=sys.stderr)
+        line: dict[str, Any] = {"workload": workload.name, "contender": name}
+        line |= {"seconds": [], "peak_mb": None, "left_out": None}
+        try:
+            untimed = UNTIMED if name.startswith("fedtailor") else 1
+            untimed += 4 if name.endswith("as found") else 0
+            line |= timed(make, device, untimed, repeats, seconds / len(makes))
+        except torch.cuda.OutOfMemoryError:
+            line["left_out"] = "out of memory"
+        line |= {"examples": examples, "clients": workload.clients, "flops": flops}
+        lines.append(line | {"tokens": examples * workload.length, "bf16": workload.bf16})
+    return lines
+
+
+def timed(
+    make: Make, device: torch.device, untimed: int, repeats: int, seconds: float
+) -> dict[str, Any]:
+    """The seconds of at most so many rounds, and of at least three, or one that is slow; after
+    ``untimed`` ones."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    function, took, begun = make(), list[float](), time.perf_counter()
+    for number in range(untimed):
+        before = time.perf_counter()
+        function()
+        if number and time.perf_counter() - before > SLOW:
+            break
+    while len(took) < repeats:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+        is_over = time.perf_counter() - begun > seconds
+        if is_over and (len(took) > 2 or took[-1] > SLOW):
+            break
+    peak = torch.cuda.max_memory_reserved() / 1e6 if device.type == "cuda" else None
+    return {"seconds": took, "peak_mb": peak}
 
 
 def table(lines: Sequence[dict[str, Any]], device: str, peaks: tuple[float, float] | None) -> str:
@@ -388,7 +414,8 @@ def table(lines: Sequence[dict[str, Any]], device: str, peaks: tuple[float, floa
             row
             | {
                 "s a round": f"{middle:.3f} ({low:.3f}-{high:.3f})",
-                "examples/s": f"{line['examples'] / middle:.0f}",
+                "clients/s": f"{line['clients'] / middle:.0f}",
+                "tokens/s": f"{line['tokens'] / middle:.0f}" if line["tokens"] else "",
                 "x sequential loop": f"{sequential / middle:.2f}" if sequential else "",
                 "of centralised": f"{centralised / middle:.2f}" if centralised else "",
                 "TFLOP/s": f"{rate:.3g}",
@@ -405,7 +432,7 @@ def main() -> None:
     """Run the workloads, print the table, write it and every time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds a contender")
-    parser.add_argument("--seconds", type=float, default=70, help="for a workload's rounds")
+    parser.add_argument("--seconds", type=float, default=20, help="for a workload's rounds")
     parser.add_argument("--only", nargs="*", choices=[w.name for w in WORKLOADS])
     parser.add_argument("--tiny", action="store_true", help="on the CPU; nothing is written")
     options = parser.parse_args()
