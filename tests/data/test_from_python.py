@@ -94,9 +94,10 @@ PICTURES = np.zeros((4, 8, 8), np.uint8)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Data.from_pandas(FRAME, text="notes"), "no column 'notes' for text=; columns: "
-                                                        "note, diagnosis, ward"),
-        (lambda: Data.from_pandas(FRAME, text="note"), "no column has a usual name for label=; na"),
+        (lambda: Data.from_pandas(FRAME, text="notes", label="ward"),
+         "no column 'notes' for text; columns: note, diagnosis, ward"),
+        (lambda: Data.from_pandas(FRAME, text="note"),
+         "no column has a usual name for label; set task = .*, or name it; columns: note, diag"),
         (lambda: Data.from_pandas(without("diagnosis"), **COLUMNS),
          "column 'diagnosis': 1 of 4 values are missing, the first in the row with the index 2;"),
         (lambda: Data.from_pandas(without("note"), **COLUMNS), "column 'note': 1 of 4"),

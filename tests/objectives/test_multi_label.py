@@ -76,8 +76,8 @@ def test_a_name_of_a_class_is_not_split() -> None:
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([["a", "b"], {"a": 1}, None], "holds .'a': 1. in row 2; .* lists of names"),
-        ([["a", "b"], [["a"]], None], "in row 2; .* needs lists of names"),
+        ([["a", "b"], {"a": 1}, None], "holds .'a': 1. in row 2: .* lists of names"),
+        ([["a", "b"], [["a"]], None], "in row 2: .* needs lists of names"),
         (["a|b", "[a", "[a]"], "holds '.a.' in row 3"),
         ([["a", "b"], [float("nan")], None], "in row 2"),
         ([["a", "b"], [1], None], "all integers or all text; one of them is 'a'"),

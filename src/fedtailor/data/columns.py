@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from ..objectives import OBJECTIVES, objective_of
-from ..objectives.cells import Cells, flag, is_blank, is_whole
+from ..objectives import objective_of
+from ..objectives.cells import Cells, flag, is_blank, is_whole, usual_column
 from ..objectives.objective import Objective, Targets
-from . import images, other_tasks
+from . import images
 from .config import DataConfig
 from .names import check_names
-from .roles import check_roles, find_column, named_pair, usual_column
+from .roles import check_default, check_roles, find_column, find_roles, input_columns
 from .table import Indices
 from .templates import fill, left_over
 
-_IMAGE = ("image", "img")
 _TEXT = ("string", "large_string")
 _FIRST = 100  # rows by which a table's task is recognised
 
@@ -73,25 +72,16 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
         joined = [None if one is None else _joined(one, config, objective) for one in (train, test)]
         train, test = joined
         config = replace(config, text=None, text_pair=None, label=None)
-    features = dict(train.features)
-    labels: tuple[str, ...] = ()
-    client = None
     if config.task is None and config.label is None:
-        other_tasks.check_default(first_values(train), "data.")
-    if objective.reads_targets:
-        named = config.label if isinstance(config.label, tuple) else (config.label,)
-        labels = tuple(_find(features, "label", name, objective.target_names) for name in named)
-    if config.client is not None:
-        client = _find(features, "client", config.client, ())
-    sources = _input_columns(features, config, objective, {*labels, client})
-    check_roles(sources, labels, client, "data.")
+        check_default(first_values(train), "data.")
+    sources, labels, client = find_roles(train.column_names, _texts(train), config, objective)
     names = [name for name in (*sources, *labels, client) if name is not None]
     table = _join(train, test, [*dict.fromkeys(names)])
     targets, classes = None, labels
     if len(labels) > 1:
         targets = of_flags({name: table[name][:] for name in labels})
     elif labels:
-        feature = features[labels[0]]
+        feature = train.features[labels[0]]
         targets = table[labels[0]][:]
         # names of whole numbers, also of lists of these
         classes = tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
@@ -124,8 +114,9 @@ def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
         table = _joined(table, config, objective, answered=False)
         config = replace(config, text=None, text_pair=None, label=None)
     label = config.label or usual_column(objective.target_names, table.column_names)
-    labels = label if isinstance(label, tuple) else (label,)
-    sources = _input_columns(dict(table.features), config, objective, {*labels, config.client})
+    taken = {*(label if isinstance(label, tuple) else (label,)), config.client}
+    texts = [name for name in _texts(table) if name not in taken]
+    sources = input_columns(table.column_names, texts, config, objective)
     return _reader(table, sources, objective, config.picture_size)(np.arange(len(table)))
 
 
@@ -241,39 +232,6 @@ def of_flags(columns: Mapping[str, Sequence[Any]]) -> list[list[int] | None]:
     ]
 
 
-def _input_columns(
-    features: Mapping[str, Any], config: DataConfig, objective: Objective, taken: set[str | None]
-) -> tuple[str, ...]:
-    """The one or two columns that the model reads; ``taken`` have another role."""
-    if config.image is not None:
-        if other := config.text or config.text_pair:
-            raise InputError(
-                f"data.text = {other!r} and data.image = {config.image!r}: an example has one "
-                "input; leave one of the two out"
-            )
-        return (_find(features, "image", config.image, _IMAGE),)
-    texts = [name for name, kind in features.items() if _kind(kind) in _TEXT and name not in taken]
-    pair = named_pair(texts, config, objective)
-    if pair:
-        return tuple(_find(features, role, name, ()) for role, name in pair.items())
-    usual = objective.input_names
-    if (
-        config.text is None
-        and usual_column(usual, [*features]) is None
-        and objective.takes_images
-        and (image := usual_column(_IMAGE, [*features]))
-    ):
-        return (image,)
-    return (_find(features, "text", config.text, usual),)
-
-
-def _find(features: Mapping[str, Any], role: str, name: str | None, usual: Sequence[str]) -> str:
-    free = (one for one in OBJECTIVES.values() if not (one.reads_targets or one.compares))
-    without = [repr(one.name) for one in free]
-    hint = f"; set data.task = {' or '.join(without)}, or" if role == "label" else ";"
-    return find_column([*features], name, usual, f"data.{role}", hint)
-
-
 def _join(train: Any, test: Any | None, names: list[str]) -> Any:
     """Append the test rows to the training rows, with the columns ``names`` alone."""
     from datasets import concatenate_datasets
@@ -323,6 +281,10 @@ def _check_input(feature: Any, column: str, objective: Objective) -> bool:
     if not is_text and not isinstance(feature, Image):
         raise InputError(f"column {column!r} holds {_kind(feature)}, not text or images")
     return not is_text
+
+
+def _texts(table: Any) -> list[str]:
+    return [name for name, feature in table.features.items() if _kind(feature) in _TEXT]
 
 
 def _kind(feature: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,7 @@ from ..user_code import FROM_PYTHON
 from .columns import Columns, joined_inputs, of_flags
 from .config import DataConfig
 from .images import picture_array
-from .other_tasks import check_default
-from .roles import check_roles, find_column, named_pair
+from .roles import check_default, find_roles
 from .sources import load_data
 from .table import Dataset, Indices
 from .tokens import bytes_of
@@ -98,52 +97,36 @@ class Data:
         if task is None and label is None:
             columns = {str(name): frame[name].tolist()[:_FIRST] for name in frame}
             check_default(columns, "")
-        find = partial(find_column, [*frame.columns])
-        names = {}
-        if text is not None:
-            names["inputs"] = find(text, (), "text=")
-        flags = _names("label", label) if isinstance(label, list | tuple) else ()
-        one: Any = None if flags else label
-        config = DataConfig(text=text, text_pair=text_pair, task=task, label=flags or None)
-        for name in flags:
-            find(name, (), "label=")
-        if objective.reads_targets and not flags:
-            names["labels"] = find(one, objective.target_names, "label=")
-        if client is not None:
-            names["clients"] = find(client, (), "client=")
-        texts = [
-            name
-            for name in frame
-            if frame[name].dtype.kind not in "biufcmM" and name not in {*names.values(), *flags}
-        ]
-        pair = named_pair(texts, config, objective, "text=")
-        names["inputs"] = find(pair.get("text") or text, objective.input_names, "text=")
-        if pair:
-            names["seconds"] = find(pair["text_pair"], objective.second_names, "text_pair=")
-        labels = [names["labels"]] if "labels" in names else flags
-        texts = [names[role] for role in ("inputs", "seconds") if role in names]
-        check_roles(texts, labels, names.get("clients"), "")
+        config = DataConfig(
+            text=text, text_pair=text_pair, task=task, label=_columns(label), client=client
+        )
+        texts = [name for name in frame if frame[name].dtype.kind not in "biufcmM"]
+        sources, labels, owner = find_roles([*frame.columns], texts, config, objective, "")
 
         def examples(rows: pd.DataFrame) -> _Arrays:
-            if absent := [name for name in (*names.values(), *flags) if name not in rows]:
+            used = (*sources, *labels, *(() if owner is None else (owner,)))
+            if absent := [name for name in used if name not in rows]:
                 listed = ", ".join(map(str, rows.columns))
                 raise InputError(f"no column {absent[0]!r} in the test rows; columns: {listed}")
-
-            def values_of(name: str) -> list[Any]:
-                return _values(_plain(rows[name].tolist()), f"column {name!r}", rows.index)
-
-            values = {role: values_of(name) for role, name in names.items()}
-            if flags and objective.reads_targets:
-                values["labels"] = of_flags({name: values_of(name) for name in flags})
-            for role in ("inputs", "seconds"):
-                if role in names:
-                    _check_inputs(values[role], f"column {names[role]!r}", objective, rows.index)
-            if "seconds" in names:
-                values["inputs"] = list(zip(values["inputs"], values.pop("seconds"), strict=True))
-            return _Arrays(**values)
+            values = {
+                name: _values(_plain(rows[name].tolist()), f"column {name!r}", rows.index)
+                for name in used
+            }
+            for name in sources:
+                _check_inputs(values[name], f"column {name!r}", objective, rows.index)
+            inputs, *seconds = (values[name] for name in sources)
+            targets = values[labels[0]] if labels else None
+            if len(labels) > 1:
+                targets = of_flags({name: values[name] for name in labels})
+            return _Arrays(
+                list(zip(inputs, *seconds, strict=True)) if seconds else inputs,
+                targets,
+                None if owner is None else values[owner],
+            )
 
         both = reduce(_Arrays.joined, map(examples, frames))
-        places = f"column {names.get('labels')!r}", f"column {names.get('clients')!r}"
+        places = f"column {', '.join(map(repr, labels))}", f"column {owner!r}"
+        flags = labels if len(labels) > 1 else ()
         return cls._in_memory(both, len(frame), objective.name, classes, places, flags)
 
     @classmethod

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from ..errors import InputError, unknown
 from ..objectives import DEFAULT, OBJECTIVES, CausalLM, Regression, objective_of
-from ..objectives.cells import is_whole, trimmed
+from ..objectives.cells import is_whole, trimmed, usual_column
 from ..objectives.classification import check_few_classes, check_labels
 from ..objectives.objective import Objective
-from . import other_tasks
 from .columns import check_several, first_values
 from .images import side_for
 from .names import check_names
-from .roles import usual_column
+from .roles import pair_of, recognised
 from .tables import is_csv, local_table, with_all_numbers
 
 Kind = Literal["text", "integer", "number", "date", "picture", "other"]
@@ -122,7 +121,7 @@ class Survey:
     @property
     def recognised(self) -> Objective | None:
         """The task that the table is surely for, if that needs more than a text and a label."""
-        found = other_tasks.recognised(self.first)
+        found = recognised(self.first)
         if found is None:
             return None
         several = found[1].get("label")
@@ -290,7 +289,7 @@ class Survey:
         texts = [c.name for c in self.columns if c.kind == "text" and c.name not in taken]
         texts = [name for name in texts if not _is_called(name, _LABELS)]
         usual = next((name for name in texts if _is_called(name, _TEXTS)), None)
-        found = other_tasks.pair_of(texts, usual)
+        found = pair_of(texts, usual)
         return (found[0], found[1]) if found else (None, None)
 
     def _inputs(self, taken: set[str | None]) -> tuple[str, str | None]:

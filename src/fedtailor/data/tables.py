@@ -18,14 +18,14 @@ from typing import Any, Literal
 from ..disk_cache import cache_dir
 from ..errors import InputError, brief, missing_file
 from ..objectives import objective_of
-from ..objectives.cells import with_points
+from ..objectives.cells import usual_column, with_points
 from . import class_folders, conll
 from .by_user import files_of, rows_by_user
 from .config import DataConfig
 from .images import PICTURES
 from .json_lines import objects_of
 from .names import check_names
-from .roles import named_pair, usual_column
+from .roles import named_pair
 
 Kind = Literal["integer", "number", "text"]
 

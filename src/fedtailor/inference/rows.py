@@ -22,10 +22,10 @@ from ..data.columns import joined_inputs, read_inputs
 from ..data.config import DataConfig
 from ..data.conll import looks_like_conll
 from ..data.images import PICTURES
-from ..data.roles import usual_column
 from ..data.sources import objective_of_data
 from ..data.tables import FORMATS, check_column_names, check_text_file, local_table, separator_of
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
+from ..objectives.cells import usual_column
 from ..objectives.classification import Prediction
 from ..objectives.objective import Objective
 from .examples import picture_paths

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .encoding import Example, Tokenizer, Values, encodings, filler, with_end
 from .objective import IGNORED, Tensor
-from .writing import Ids, Writing
+from .writing import Ids, Writing, following
 
 
 class Exported(ABC):
@@ -184,10 +184,7 @@ class CausalLM(Writing):
 
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the token after each, of those that are real."""
-        from torch.nn import functional as F
-
-        real = batch["attention_mask"][:, 1:].bool()
-        return F.pad(batch["input_ids"][:, 1:].where(real, IGNORED), (0, 1), value=IGNORED)
+        return following(batch["input_ids"].where(batch["attention_mask"].bool(), IGNORED))
 
     def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:
         """Return the first half of a text, and the rest."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, brief
 
 _INEXACT = 2.0**53  # from here on a float stands for several whole numbers
 _DECIMAL_COMMA = re.compile(r"[+-]?([0-9]{1,3}([.\s][0-9]{3})+|[0-9]+),[0-9]+")  # 1.234,5
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")  # 1,234.5
+_YES, _NO = {"1", "1.0", "true", "yes", "y"}, {"0", "0.0", "false", "no", "n"}
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([.\s][0-9]{3})+(,[0-9]+)?")
 
 
@@ -36,6 +37,13 @@ class Cells:
             return int(self.numbers[row])
         return 1 + (row if row < self.num_train else row - self.num_train)
 
+    def refused(self, row: int, task: str, needed: str) -> InputError:
+        """Return the error at a cell that holds something else than what the ``task`` needs."""
+        return InputError(
+            f"{self.place} holds {brief(self.values[row], 60)} in row {self.row_number(row)}: the "
+            f"task {task!r} needs {needed}"
+        )
+
     def check_known(self, known: Any, what: str, hint: str = "") -> None:
         """Raise InputError where no row of a split has ``what`` is needed, as ``known``, bool
         ``[N]``, tells. The message ends with a ``hint``."""
@@ -46,6 +54,15 @@ class Cells:
                     f"{self.place}: no row of the {split} split has {what}; name another column"
                     f"{hint}"
                 )
+
+
+def usual_column(usual: Sequence[str], names: Collection[str]) -> str | None:
+    """Return the first of ``usual`` that is one of the columns ``names``.
+
+    >>> usual_column(["text", "content"], ["label", "content"])
+    'content'
+    """
+    return next((name for name in usual if name in names), None)
 
 
 def rows_of(columns: Sequence[Sequence[Any] | None]) -> Iterator[tuple[Any, ...]]:
@@ -74,10 +91,6 @@ def written(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False).encode(errors="replace").decode()
 
 
-_FLAGS = ({"0", "1"}, {"0.0", "1.0"}, {"true", "false"}, {"yes", "no"}, {"y", "n"})
-_YES = {"1", "1.0", "true", "yes", "y"}
-
-
 def flag(value: Any) -> bool | None:
     """What a cell of 0 or 1, or no or yes, says; None for another cell.
 
@@ -85,7 +98,7 @@ def flag(value: Any) -> bool | None:
     (True, False, None)
     """
     said = str(value).strip().lower()
-    return said in _YES if any(said in pair for pair in _FLAGS) else None
+    return True if said in _YES else False if said in _NO else None
 
 
 def is_whole(value: Any) -> bool:

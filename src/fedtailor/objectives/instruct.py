@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed
 from .causal_lm import CausalLM
-from .cells import is_blank, parsed, rows_of, written
+from .cells import is_blank, parsed, rows_of, usual_column, written
 from .encoding import Example, Tokenizer, Values
 from .objective import IGNORED, Roles, Tensor
-from .writing import Ids
+from .writing import Ids, following
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _WHOLE = ("messages", "conversations", "conversation")  # usual names of a column of messages
@@ -46,7 +46,7 @@ class Instruct(CausalLM):
         answer."""
 
         def usual(name: str | None, names: Sequence[str]) -> str:
-            return name or next((one for one in names if one in columns), "")
+            return name or usual_column(names, columns) or ""
 
         is_parts = text in PROMPT or usual(None, _ANSWER)
         is_whole = text in (None, *_WHOLE) or not is_parts
@@ -75,14 +75,12 @@ class Instruct(CausalLM):
             first = next((cell for cell in columns.get(name, ()) if cell), None)
             if isinstance(first, list) and isinstance(first[0], dict):
                 return {"text": name}
-        prompt = next((name for name in ("instruction", "prompt") if name in columns), None)
-        if prompt is None:
+        prompt = usual_column(("instruction", "prompt"), columns)
+        context, label = (usual_column(usual, columns) for usual in (_CONTEXT, _ANSWER))
+        if prompt is None or label is None:
             return {}
-        context, label = (
-            next((name for name in usual if name in columns), "") for usual in (_CONTEXT, _ANSWER)
-        )
-        pair: Roles = {"text_pair": context} if context else {}
-        return {"text": prompt, **pair, "label": label} if label else {}
+        pair: Roles = {} if context is None else {"text_pair": context}
+        return {"text": prompt, **pair, "label": label}
 
     def encode(
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
@@ -132,9 +130,7 @@ class Instruct(CausalLM):
 
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the token after each, of those that are learned."""
-        from torch.nn import functional as F
-
-        return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
+        return following(batch["labels"])
 
     def exercise(self, ids: Ids, targets: Ids | None) -> tuple[Ids, Ids]:
         """Return a conversation up to the last answer, and that answer."""

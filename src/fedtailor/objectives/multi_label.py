@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief
+from ..errors import InputError
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
 from .classification import BETWEEN, largest, numbered, with_several
 from .objective import OF_ROWS, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
@@ -301,11 +301,9 @@ def _labels(cells: Cells, row: int, between: str, classes: tuple[str, ...]) -> S
         value = [value]
     labels = value if isinstance(value, list | tuple) else [None]
     if not all(isinstance(label, str | int | float) and label == label for label in labels):
-        raise InputError(
-            f"{cells.place} holds {brief(cells.values[row], 60)} in row {cells.row_number(row)}; "
-            f"the task {MultiLabel.name!r} needs lists of names or whole numbers, or names with "
-            f"one of {' '.join(BETWEEN)} between them"
-        )
+        between = " ".join(BETWEEN)
+        needed = f"lists of names or whole numbers, or names with one of {between} between them"
+        raise cells.refused(row, MultiLabel.name, needed)
     return [trimmed(label) for label in labels if not is_blank(label)]
 
 

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import is_blank, parsed, rows_of, written
+from .cells import is_blank, parsed, rows_of, usual_column, written
 from .encoding import Example, Tokenizer, Values
 from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
 from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets, Tensor
-from .writing import token_losses
+from .writing import following, token_losses
 
 _CHOSEN, _REJECTED = "chosen", "rejected"
 _BETA = 0.1
@@ -77,7 +77,7 @@ class Preference(Instruct):
         if whole in columns and not (text or second or answer):
             return (whole,)
         names = [name if name in columns else "" for name in (SYSTEM, _REJECTED, _CHOSEN)]
-        prompt = text or next((name for name in PROMPT if name in columns), "")
+        prompt = text or usual_column(PROMPT, columns) or ""
         return names[0], prompt, second or names[1], answer or names[2]
 
     def conversations(self, columns: Sequence[Sequence[Any] | None]) -> list[str]:
@@ -93,7 +93,7 @@ class Preference(Instruct):
         """Return the columns of two answers, and of their prompt if there is one."""
         if not {_CHOSEN, _REJECTED} <= columns.keys():
             return {}
-        prompt = next((name for name in PROMPT if name in columns), None)
+        prompt = usual_column(PROMPT, columns)
         answers: Roles = {"text_pair": _REJECTED, "label": _CHOSEN}
         return answers if prompt is None else {"text": prompt, **answers}
 
@@ -141,13 +141,11 @@ class Preference(Instruct):
     def token_targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the token after each, of those that an answer has: ``[b, 2, L]``."""
         import torch
-        from torch.nn import functional as F
 
         ids, first = batch["input_ids"], batch["labels"][..., None]
         at = torch.arange(ids.shape[-1], device=ids.device)
         is_said = (at >= first.clamp(min=1)) & batch["attention_mask"].bool()
-        told = ids.where(is_said, IGNORED)
-        return F.pad(told[..., 1:], (0, 1), value=IGNORED)
+        return following(ids.where(is_said, IGNORED))
 
     counts = Objective.counts
 

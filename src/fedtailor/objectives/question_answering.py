@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, brief
-from .cells import Cells, is_blank, parsed
+from .cells import Cells, is_blank, parsed, usual_column
 from .encoding import Example, Tokenizer, Values, filler
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 from .text_metrics import exact_match, span_f1
@@ -173,7 +173,7 @@ class QuestionAnswering(Objective):
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return the columns of questions, contexts and answers; most lie in these."""
         text, pair, label = (
-            next((name for name in usual if name in columns), None)
+            usual_column(usual, columns)
             for usual in (self.input_names, self.second_names, self.target_names)
         )
         if text is None or pair is None or label is None:
@@ -196,10 +196,8 @@ class QuestionAnswering(Objective):
             answers = _answers(cell)
             known[row] = answers is not None
             if answers is None and not is_blank(cell):
-                raise InputError(
-                    f"{cells.place} holds {brief(cell, 60)} in row {cells.row_number(row)}: the "
-                    f"task {self.name!r} needs an answer, or lists 'text' and 'answer_start'"
-                )
+                needed = "an answer, or lists 'text' and 'answer_start'"
+                raise cells.refused(row, self.name, needed)
             values[row] = [[*answers[0], cells.row_number(row)]] if answers else []
         has_any = any(values[: cells.num_train])
         note = "" if has_any else f"{cells.place}: no training row has an answer to learn"

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief
 from .cells import Cells, is_blank, with_points
 from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Tensor, Words
 
@@ -177,9 +176,6 @@ def _number(cells: Cells, row: int) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= _MOST:
-        raise InputError(
-            f"{cells.place} holds {brief(value, 60)} in row {cells.row_number(row)}: the task "
-            f"{Regression.name!r} needs numbers such as 1234.5, of at most {_MOST:g}; an empty "
-            "cell is none"
-        )
+        needed = f"numbers such as 1234.5, of at most {_MOST:g}; an empty cell is none"
+        raise cells.refused(row, Regression.name, needed)
     return number

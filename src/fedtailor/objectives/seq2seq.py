@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, brief
-from .cells import Cells, is_blank
+from .cells import Cells, is_blank, usual_column
 from .encoding import Example, Tokenizer, Values, encodings, whole_texts, with_end
 from .objective import Roles, Targets, Tensor
 from .writing import Ids, Writing
@@ -80,17 +79,14 @@ class Seq2Seq(Writing):
         values = np.empty(len(cells.values), object)
         for row, value in enumerate(cells.values):
             if not isinstance(value, str | int | float | None) or isinstance(value, bool):
-                raise InputError(
-                    f"{cells.place} holds {brief(value, 60)} in row {cells.row_number(row)}: the "
-                    f"task {self.name!r} needs texts"
-                )
+                raise cells.refused(row, self.name, "texts")
             values[row] = "" if is_blank(value) or value != value else str(value)
         return Targets(values, np.array([bool(value) for value in values], bool))
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:
         """Return the columns of two texts by their usual names, if most targets differ and have
         several words."""
-        text = next((name for name in self.input_names if name in columns), None)
+        text = usual_column(self.input_names, columns)
         for name in self.target_names if text else ():
             texts = [cell for cell in columns.get(name, ()) if isinstance(cell, str)]
             words = sum(len(one.split()) for one in texts)

@@ -183,11 +183,7 @@ class TokenClassification(Objective):
         rows = [[] if is_blank(cell) else list_of(cell) for cell in cells.values]
         for row, tags in enumerate(rows):
             if tags is None:
-                raise InputError(
-                    f"{cells.place} holds {brief(cells.values[row], 60)} in row "
-                    f"{cells.row_number(row)}: the task {self.name!r} needs a list of tags, one "
-                    "for each word"
-                )
+                raise cells.refused(row, self.name, "a list of tags, one for each word")
         known = np.array([bool(tags) for tags in rows], bool)
         cells.check_known(known, "tags")
         sizes = np.array([len(tags or ()) for tags in rows], np.int64)

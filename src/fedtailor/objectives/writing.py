@@ -67,6 +67,13 @@ class Writing(Objective):
         return {"text": answer}
 
 
+def following(tokens: Tensor) -> Tensor:
+    """Return what each position of ``tokens`` ``[..., L]`` predicts: the next one; `IGNORED`: none."""
+    from torch.nn import functional as F
+
+    return F.pad(tokens[..., 1:], (0, 1), value=IGNORED)
+
+
 def token_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return each position's cross-entropy (natural logarithm), 0 where nothing is predicted, and
     whether the target is the most probable token; both of the targets' shape."""
