@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
+from ..objectives.exported import ExportedModel
 from ..user_code import file_of, imported_beside
 from .network import Network, own_place
 
@@ -37,7 +38,8 @@ def write_code(network: Network, form: str, out: Path) -> None:
     is missing, or needs this library."""
     _copy(f"export/templates/{form}.py", out / "model.py")
     exported = network.backbone.objective.exported
-    (out / "answers.py").write_text(f"{_ANSWERS}\n\n{inspect.getsource(exported)}")
+    classes = "\n\n".join(inspect.getsource(one) for one in (ExportedModel, exported))
+    (out / "answers.py").write_text(f"{_ANSWERS}\n\n{classes}")
     use = (_PACKAGE / "export/templates/use.py").read_text()
     (out / "use.py").write_text(use.replace("from .plain import", "from model import"))
     kind = network.about(None, False)["kind"]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .encoding import Example, Tokenizer, Values, encodings, filler, with_end
+from .exported import ExportedModel
 from .objective import IGNORED, Tensor
 from .writing import Ids, Writing, following
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
     generates = True
     is_network_alone = False  # whether the network alone computes the logits
-    about: dict[str, Any]
-    network: Any
-    tokenizer: Any
 
     def say(self, given: str) -> str:
         """Return the text, continued."""
@@ -133,14 +130,6 @@ class Exported(ABC):
         if not all(isinstance(one.get(name), str) for one in turns for name in ("role", "content")):
             raise OSError(EINVAL, "each message has a role and a content, both texts", text[:60])
         return turns
-
-    @abstractmethod
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the logits of each token."""
-
-    @abstractmethod
-    def batch(self, inputs: Sequence[str]) -> dict[str, Tensor]:
-        """Return the tokens of texts."""
 
 
 class CausalLM(Writing):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, brief, listed, spelt
 from .cells import Cells, is_blank, trimmed, whole
+from .exported import ExportedModel
 from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Tensor, Words
 
 Labels = NDArray[np.int64]
@@ -116,11 +116,8 @@ class Prediction:
     probabilities: Mapping[str, float]
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
-
-    generates = False
-    about: dict[str, Any]
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
     def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
         """Return the probability of each class, for every text or file with a picture."""
@@ -139,10 +136,6 @@ class Exported(ABC):
         return "\n".join(
             f"{p:.3f}  {label}  {text}" for text, (label, p) in zip(texts, best, strict=True)
         )
-
-    @abstractmethod
-    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
-        """Return the logits of each input."""
 
 
 class Classification(Objective):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from .cells import Cells, flag, is_blank, parsed, trimmed, whole
 from .classification import BETWEEN, largest, numbered, with_several
+from .exported import ExportedModel
 from .objective import OF_ROWS, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 
 Holds = NDArray[np.integer[Any]]  # 0 or 1: whether each label holds, [n, labels]
@@ -73,11 +73,8 @@ class LabelsPrediction:
     probabilities: Mapping[str, float]
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
-
-    generates = False
-    about: dict[str, Any]
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
     def predict(self, inputs: Sequence[str]) -> list[dict[str, float]]:
         """Return the probability of each label, for every text or file with a picture."""
@@ -103,10 +100,6 @@ class Exported(ABC):
         """Return a line for each text, with its labels."""
         pairs = zip(self.labels(texts), texts, strict=True)
         return "\n".join(f"{'|'.join(labels) or '-'}  {text}" for labels, text in pairs)
-
-    @abstractmethod
-    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
-        """Return the logits of each input."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from .cells import Cells
 from .encoding import Example, Tokenizer, Values, whole_texts
+from .exported import ExportedModel
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +132,7 @@ class Objective(ABC):
     compares_with_received: float = 0.0  # 1: in training with the model as a client received it
     selects: ClassVar[str] = "loss"  # the metric that chooses the round, unless an experiment does
     tunes: ClassVar[str | None] = None  # a metric: a number chosen on a client's validation rows
-    exported: ClassVar[type]  # its source goes into exports: what a model says there
+    exported: ClassVar[type[ExportedModel]]  # its source goes into exports: what a model says there
     peft_task: ClassVar[str | None] = None  # of PEFT's adapters
 
     def __eq__(self, other: object) -> bool:

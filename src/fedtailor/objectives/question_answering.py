@@ -6,7 +6,6 @@ third of ``data.max_length`` are in two windows. These are those of transformers
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import Cells, is_blank, parsed, usual_column
 from .encoding import Example, Tokenizer, Values, filler
+from .exported import ExportedModel
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 from .text_metrics import exact_match, span_f1
 from .writing import token_losses
@@ -35,13 +35,10 @@ class Answer:
     score: float
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
-    generates = False
     cuts = False  # a context is read in windows
-    about: dict[str, Any]
-    tokenizer: Any
 
     def predict(self, inputs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         """Return the answer to each question about its context (``answer``, empty if there is
@@ -74,10 +71,6 @@ class Exported(ABC):
         """Return a line for each question, with its answer."""
         answers = zip(self.predict(pairs), pairs, strict=True)
         return "\n".join(f"{one['answer'] or '-'}  {question}" for one, (question, _) in answers)
-
-    @abstractmethod
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the logits of each token, ``[b, S, L, 2]``."""
 
     @staticmethod
     def windows(

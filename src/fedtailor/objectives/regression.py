@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cells import Cells, is_blank, with_points
+from .exported import ExportedModel
 from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Tensor, Words
 
 Numbers = NDArray[np.float64]
@@ -56,11 +56,8 @@ def correlation(function: str, targets: Numbers, predictions: Numbers) -> float:
     return float(getattr(stats, function)(targets, predictions[:, 0]).statistic)
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
-
-    generates = False
-    about: dict[str, Any]
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
     def predict(self, inputs: Sequence[str]) -> list[float]:
         """Return a number for every text or file with a picture."""
@@ -74,10 +71,6 @@ class Exported(ABC):
     def say_all(self, texts: Sequence[str]) -> str:
         """Return a line for each text, with its number."""
         return "\n".join(f"{n:.6g}  {t}" for t, n in zip(texts, self.predict(texts), strict=True))
-
-    @abstractmethod
-    def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
-        """Return the output of each input."""
 
 
 @dataclass(frozen=True, eq=False)

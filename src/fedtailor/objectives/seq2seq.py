@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,19 +10,15 @@ from numpy.typing import NDArray
 
 from .cells import Cells, is_blank, usual_column
 from .encoding import Example, Tokenizer, Values, encodings, whole_texts, with_end
+from .exported import ExportedModel
 from .objective import Roles, Targets, Tensor
 from .writing import Ids, Writing
 
 _LONG = 4  # words of a target, on average, that is surely no class
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
-
-    generates = False
-    about: dict[str, Any]
-    tokenizer: Any
-    network: Any
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
     def say(self, given: str) -> str:
         """Return the text that the model writes."""
@@ -49,14 +44,6 @@ class Exported(ABC):
                 break
             written = torch.cat([written, following[:, None]], 1)
         return str(self.tokenizer.decode(written[0, 1:], skip_special_tokens=True))
-
-    @abstractmethod
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the logits of each token of the decoder's input."""
-
-    @abstractmethod
-    def batch(self, inputs: Sequence[str]) -> dict[str, Tensor]:
-        """Return the tokens of texts."""
 
 
 class Seq2Seq(Writing):

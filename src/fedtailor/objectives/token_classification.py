@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from ..errors import InputError, brief, listed
 from .cells import Cells, is_blank, parsed
 from .classification import Classification
 from .encoding import Example, Tokenizer, Values, encodings, filler
+from .exported import ExportedModel
 from .objective import IGNORED, MetricFunction, Objective, Roles, Scores, Targets, Tensor, Words
 from .writing import token_losses
 
@@ -99,12 +99,8 @@ def _apart(words: Sequence[str]) -> list[str]:
     return [f" {word}" for word in words]
 
 
-class Exported(ABC):
-    """What an exported model says. This code goes into the export: it imports nothing from here."""
-
-    generates = False
-    about: dict[str, Any]
-    tokenizer: Any
+class Exported(ExportedModel):
+    """What an exported model says; see `ExportedModel`."""
 
     def predict(self, inputs: Sequence[Any]) -> list[list[str | None]]:
         """Return the tag of each word, for every list of words or text that blanks divide; None for
@@ -150,10 +146,6 @@ class Exported(ABC):
             with suppress(ValueError, SyntaxError, RecursionError):
                 return list(map(str, read(given)))
         return given.split()
-
-    @abstractmethod
-    def outputs(self, inputs: Sequence[Any]) -> list[Tensor]:
-        """Return the logits of each input, ``[L, tags]``."""
 
 
 class TokenClassification(Objective):

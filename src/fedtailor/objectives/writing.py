@@ -68,7 +68,7 @@ class Writing(Objective):
 
 
 def following(tokens: Tensor) -> Tensor:
-    """Return what each position of ``tokens`` ``[..., L]`` predicts: the next one; `IGNORED`: none."""
+    """Return the token after each of ``tokens`` ``[..., L]``; `IGNORED` at the end."""
     from torch.nn import functional as F
 
     return F.pad(tokens[..., 1:], (0, 1), value=IGNORED)
