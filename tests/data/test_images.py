@@ -28,16 +28,20 @@ def test_idx_round_trip(name, digits, tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a", b"text", "not an IDX file"),
-        ("a", b"\0\0\x08\x03\0\0", "truncated"),
-        ("a", idx(np.zeros((2, 3), np.uint8))[:-1], r"5 bytes of data, its header says \(2, 3\)"),
-        ("a.gz", b"text", "not a whole gzip file"),
-        ("a.gz", gzip.compress(idx(np.zeros(99, np.uint8)), mtime=0)[:20], "not a whole gzip file"),
+        ("a", b"text", "it begins otherwise"),
+        ("a", b"\0\0\x08\x03\0\0", "requires a buffer"),
+        ("a", idx(np.zeros((2, 3), np.uint8))[:-1], r"of size 5 into shape \(2,3\)"),
+        ("a.gz", b"text", "Not a gzipped file|end-of-s"),
+        (
+            "a.gz",
+            gzip.compress(idx(np.zeros(99, np.uint8)), mtime=0)[:20],
+            "[Nn]ot a gzipped file|end-of-stream",
+        ),
     ],
 )
 def test_bad_idx_files(name, data, message, tmp_path):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"{name} is not a whole IDX file of bytes: .*({message})"):
         images.read_idx(tmp_path / name)
 
 

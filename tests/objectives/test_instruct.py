@@ -225,7 +225,7 @@ def test_rows_that_teach_nothing_are_named(tokenizer: Any) -> None:
             ft.Data.from_pandas(ward, text=text, client="ward", task="instruct")
     with pytest.raises(InputError, match="nothing in any conversation; roles: bing, user; allowed"):
         load(messages=[[CHAT[1], {"from": "Bing", "value": "is"}]])
-    with pytest.raises(InputError, match="takes one column"):
+    with pytest.raises(InputError, match="reads one column"):
         ft.Data.from_pandas(pd.DataFrame({"a": ["b"]}), label=["a", "a"], task="instruct")
     for template in (CHATML, TEMPLATES["chatml"]):
         alternate = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -33,21 +32,19 @@ def rows_by_user(files: Sequence[Path], name: str) -> Any:
     rows; and one row a line. The users are in the column ``user``; LEAF's ``x`` is ``text`` or
     ``image``, its ``y`` ``label``. Raises InputError where a file has none of these forms; an ``x``
     is neither text nor picture."""
-    from datasets import Dataset, Image
+    from datasets import Dataset
 
     rows = _spread([row for file in files for row in _rows(file, name)])
     columns = list(dict.fromkeys(column for row in rows for column in row))
     try:
         cells = {c: [row.get(c) for row in rows] for c in columns}
-        table = Dataset.from_dict(cells | answers_column(cells.get("answers")))
+        return Dataset.from_dict(cells | answers_column(cells.get("answers")))
     except UnicodeEncodeError as error:
         half = f"a text holds half of a character, {error.object[error.start]!a}"
         raise InputError(f"can't read {name!r}: {half}; write it whole, or leave it out") from None
     except (ValueError, TypeError, OverflowError) as error:  # pyarrow's errors are among them
         words = f"a column has values of two types: {' '.join(str(error).split())}"
         raise InputError(f"can't read {name!r}: {words}") from None
-    pictures = bool(rows) and isinstance(rows[0].get("image"), bytes)
-    return table.cast_column("image", Image()) if pictures else table
 
 
 def _spread(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -114,7 +111,7 @@ def _leaf_rows(user: str, data: Any, file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _input(x: Any, user: str, number: int, file: Path) -> dict[str, Any]:
-    """LEAF's ``x``: a text, several texts, or a square picture's pixels, which become a PNG."""
+    """LEAF's ``x``: a text, several texts, or a square picture's pixels."""
     from PIL import Image
 
     if isinstance(x, str):
@@ -131,11 +128,8 @@ def _input(x: Any, user: str, number: int, file: Path) -> dict[str, Any]:
     values = np.array(x, np.float64)
     if not (values.min() >= 0 and values.max() <= 1):
         raise _wrong(file, user, number, "has pixels out of 0 to 1", x)
-    values = np.rint(values * 255)
     shape = (side, side) if channels == 1 else (side, side, 3)
-    encoded = BytesIO()
-    Image.fromarray(values.astype(np.uint8).reshape(shape)).save(encoded, "PNG")
-    return {"image": encoded.getvalue()}
+    return {"image": Image.fromarray(np.rint(values * 255).astype(np.uint8).reshape(shape))}
 
 
 def _wrong(file: Path, user: str, number: int, what: str, value: Any) -> InputError:

@@ -141,10 +141,8 @@ def joined_inputs(
 ) -> list[str]:
     """The inputs that are made of several columns, ``answered`` with targets. Raises InputError
     where a column is missing."""
-    if isinstance(config.label, tuple):
-        raise InputError(
-            f"data.label = {brief(config.label)}: the task {objective.name!r} takes one column"
-        )
+    label = config.label
+    assert not isinstance(label, tuple), "a DataConfig refuses that"
     if config.client == objective.input_names[0]:
         raise InputError(
             f"data.client = {config.client!r} is how the task {objective.name!r} calls its own "
@@ -152,7 +150,6 @@ def joined_inputs(
         )
     every = columns
     columns = [name for name in columns if name != config.client]
-    label = config.label
     if config.templates and not answered:
         label = label or "answer"  # the run had one
     used = objective.joined(columns, config.text, config.text_pair, label)

@@ -56,7 +56,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         """Refuse a kind of task that does not exist."""
         objective = objective_of(self.task)
-        if isinstance(self.label, tuple) and objective.reads_targets and not objective.takes_flags:
+        reads_one = objective.joins_columns or objective.reads_targets
+        if isinstance(self.label, tuple) and reads_one and not objective.takes_flags:
             others = [repr(name) for name, one in OBJECTIVES.items() if one.takes_flags]
             raise InputError(
                 f"data.label = {list(self.label)}: the task {objective.name!r} reads one column; "

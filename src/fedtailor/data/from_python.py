@@ -95,8 +95,7 @@ class Data:
             frame = frames[0]
             text, text_pair, label = objective.input_names[0], None, None
         if task is None and label is None:
-            columns = {str(name): frame[name].tolist()[:_FIRST] for name in frame}
-            check_default(columns, "")
+            check_default(frame.head(_FIRST).to_dict("list"), "")
         config = DataConfig(
             text=text, text_pair=text_pair, task=task, label=_columns(label), client=client
         )

@@ -26,22 +26,17 @@ _FORMAT = 2  # version of the cached files; part of their key
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes, gzipped if its name ends in ``.gz``. Raises InputError where the
-    file isn't one, or is truncated."""
+    """Read an IDX file of bytes, gzipped if its name ends in ``.gz``. Raises InputError where it is
+    none, or truncated."""
+    content = path.read_bytes()
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise InputError(f"{path} is not a whole gzip file: {error}") from error
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise InputError(f"{path} is not an IDX file of bytes")
-    start = 4 + 4 * data[3]
-    if len(data) < start:
-        raise InputError(f"{path} is truncated: its header of {start} bytes has only {len(data)}")
-    shape = struct.unpack(f">{data[3]}I", data[4:start])
-    values = np.frombuffer(data, np.uint8, offset=start)
-    if values.size != np.prod(shape, dtype=np.int64):
-        raise InputError(f"{path} has {values.size} bytes of data, its header says {shape}")
-    return values.reshape(shape)
+        data = gzip.decompress(content) if path.suffix == ".gz" else content
+        if data[:3] != b"\0\0\x08":
+            raise ValueError("it begins otherwise")
+        shape = struct.unpack_from(f">{data[3]}I", data, 4)
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
+    except (gzip.BadGzipFile, EOFError, IndexError, ValueError, struct.error) as error:
+        raise InputError(f"{path} is not a whole IDX file of bytes: {error}") from error
 
 
 def decode(table: Any, column: str, side: int | None = None) -> NDArray[np.uint8]:

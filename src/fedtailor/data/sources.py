@@ -170,8 +170,10 @@ def load_data(
             values_of, owners = labels.values, np.repeat(rows, np.diff(labels.offsets))
         is_train = owners < columns.num_train
         omissions += told.of_classes(targets.classes, values_of, owners, is_train)
+    kept = []
     if isinstance(values, list) and isinstance(inputs, Tokens):
-        omissions += told.of_texts(values, labelled, inputs, rows)
+        kept = [values[place] for place in np.searchsorted(labelled, rows)]
+        omissions += told.of_texts(kept, labelled, inputs, rows)
     elif isinstance(inputs, Images) and config.name not in BUILTIN:
         pictures = [blake2b(one).digest() for one in inputs.contents(np.arange(len(inputs)))]
         omissions += told.repeated(pictures, "picture", rows)
@@ -190,14 +192,13 @@ def load_data(
     classes = () if targets is None else targets.classes
     scale = objective.numbers({n: getattr(config, n) for n in objective.settings}, targets)
     groups = None if groups is None else groups[rows]
-    kept = None
+    pairs = None
     if objective.keeps_rows:  # the inputs and the targets, as the source has them
-        given, places = columns.labels, np.searchsorted(labelled, rows)
-        pairs = zip(places, rows, strict=True)
-        kept = [(values[at], None if given is None else given[row]) for at, row in pairs]
+        right = [None if columns.labels is None else columns.labels[row] for row in rows]
+        pairs = list(zip(kept, right, strict=True))
     return Dataset(
         inputs, num_train, objective.name, "", labels, classes, groups, client_names,
-        tuple(omissions), scale, kept, columns.pair, config.max_length,
+        tuple(omissions), scale, pairs, columns.pair, config.max_length,
     )  # fmt: skip
 
 
@@ -238,11 +239,11 @@ class _Told:
     def of_texts(
         self, values: list[Any], labelled: Indices, inputs: Tokens, rows: Indices
     ) -> list[Omission]:
-        """Tell of texts that are empty, too short, cut, or there several times."""
+        """Tell of texts that are empty, too short, cut, or there several times: ``values`` are
+        those of ``rows``, of the rows that are ``labelled``."""
         objective, most = self.objective, self.config.max_length
         too_short = np.setdiff1d(labelled, rows)
         is_empty = np.array([_is_empty(value) for value in values], bool)
-        empty = np.setdiff1d(labelled[is_empty], too_short)
         cut = rows[:0] if inputs.cut is None else rows[inputs.cut]
         rest = "the rest and the end are" if objective.generates else "the rest is"
         if objective.joins_columns:
@@ -253,12 +254,10 @@ class _Told:
                 None if empty else one.strip() if isinstance(one, str) else tuple(one)
                 for one, empty in zip(values, is_empty, strict=True)
             ]
-            kept = np.isin(labelled, rows)
-            texts = [text for text, is_kept in zip(texts, kept, strict=True) if is_kept]
             repeated = self.repeated(texts, "text", rows)
         return [
             *self.of("no-text", too_short, f"{objective.nothing_learned}, left out"),
-            *self.of("no-text", empty, "without text, kept as empty inputs"),
+            *self.of("no-text", rows[is_empty], "without text, kept as empty inputs"),
             *self.of("cut-text", cut, f"cut to {most} tokens, {rest} ignored (data.max_length)"),
             *repeated,
         ]

@@ -102,14 +102,10 @@ class Survey:
     def counts(self, name: str, beside: str | None = None) -> Mapping[Any, int]:
         """Count the rows of each value of the column ``name``; only rows that have something in the
         column ``beside``."""
-        rows = self.table
-        if beside is not None:
-            rows = rows.filter([trimmed(v) is not None for v in rows.column(beside).to_pylist()])
-        merged: Counter[Any] = Counter()
-        for pair in rows.column(name).value_counts().to_pylist():
-            merged[trimmed(pair["values"])] += pair["counts"]
-        del merged[None]
-        return merged
+        values = map(trimmed, self.table.column(name).to_pylist())
+        others = map(trimmed, self.table.column(beside or name).to_pylist())
+        pairs = zip(values, others, strict=True)
+        return Counter(value for value, other in pairs if value is not None and other is not None)
 
     def column(self, name: str) -> Column:
         """Return the column of that name. Raises InputError where there is none."""
