@@ -130,7 +130,7 @@ def test_what_is_no_word_is_named(word: Any, tokenizer: Any) -> None:
     with pytest.raises(ft.InputError, match=r"the words \['a', .*\] hold .*; words are texts"):
         list(TASK.encode([["a", word]], tags, tokenizer, 32))
     if word is None:
-        with pytest.raises(ft.InputError, match="texts must be lists of words"):
+        with pytest.raises(ft.InputError, match="all must be lists of words"):
             ft.Data.from_arrays([["a", word]], [["O", "O"]], task=TASK.name)
 
 

@@ -114,21 +114,12 @@ class Federation:
         return self._draw(rng, int(rng.binomial(count, size / count)) if poisson else size, novel)
 
     def turns(self, round_: int, rounds: int, size: int, novel: int = 0) -> dict[int, range]:
-        """The clients whose turn it is in a round, where every client trains equally often.
+        """Return the clients whose turn it is in a round, from 1, where every client trains equally
+        often: ascending, each with the rounds that its turn stands for. Of all ``rounds``, a
+        client's first turn has the first part, and so on.
 
-        Each of the K clients that are not ``novel`` has ``max(1, round(rounds * size / K))`` turns;
-        all clients have had one before any has the next.
-
-        Args:
-            round_: the round's number, from 1.
-            rounds: of the whole run.
-            size: how many clients other methods have in a round, at most K.
-            novel: the number of clients that never take part.
-
-        Returns:
-            By client, ascending, the rounds that its turn stands for: of all ``rounds``, its first
-            turn has the first part, and so on.
-        """
+        Each of the K clients that are not ``novel`` has ``max(1, round(rounds * size / K))`` turns
+        (``size``: of a cohort under other methods); all have had one before any has the next."""
         count = self.num_clients - novel
         first, end = (num_turns(number, rounds, size, count) for number in (round_ - 1, round_))
         each = num_turns(rounds, rounds, size, count) // count
@@ -158,13 +149,8 @@ class Federation:
 
         Every epoch is a new shuffle; examples of similar length share a batch. The last batch of an
         epoch may be smaller; with fewer than ``least_batch`` examples it is left out, or, if it is
-        the only one, is padding (``weight`` 0), on which nothing is trained.
-
-        Args:
-            client, round_, purpose: parts of the random key.
-            local: the batch size, and the epochs or steps of a round.
-            passes: over the client's data (`LocalConfig`); None: a round's.
-        """
+        the only one, is padding (``weight`` 0), on which nothing is trained. ``purpose`` is a part
+        of the random key, and ``passes`` are those over the client's data; None: a round's."""
         steps_left = self.num_steps(client, local, passes)
         weights = self.class_weights(client) if local.class_weights else None
         epoch = 0
@@ -301,25 +287,25 @@ def graded(length: int) -> int:
     return -(-length // step) * step
 
 
-def _largest(batches: Sequence[Batch], most_tokens: int) -> tuple[int, dict[int, int]]:
-    """The most examples of a batch; and the tokens to pad each length to."""
+def _largest(batches: Sequence[Batch], most_tokens: int) -> tuple[int, int]:
+    """The most examples of a batch; and the tokens to pad all texts to."""
     size = max((len(next(iter(batch.values()))) for batch in batches), default=0)
     if any(DRAWN in batch for batch in batches):  # it differs from batch to batch
         size = graded(size)
-    lengths = {batch["input_ids"].shape[-1] for batch in batches if "input_ids" in batch}
+    lengths = [batch["input_ids"].shape[-1] for batch in batches if "input_ids" in batch]
     longest = max(lengths, default=0)
-    return size, dict.fromkeys(lengths, max(longest, min(graded(longest), most_tokens)))
+    return size, max(longest, min(graded(longest), most_tokens))
 
 
-def _stack(batches: Sequence[Batch], least: tuple[int, dict[int, int]] | None) -> Batch:
+def _stack(batches: Sequence[Batch], least: tuple[int, int] | None) -> Batch:
     sizes = [len(next(iter(batch.values()))) for batch in batches]
-    most, tokens = least or (0, {})
+    most, tokens = least or (0, 0)
     stacked: Batch = {}
     for name, first in batches[0].items():
         if name != "weight":
             by_tokens = name == "labels" and first.dim() > 1 and not first.is_floating_point()
             goes_by_tokens = by_tokens or name != "labels"
-            shape = [most, *_padded_sizes(batches[0], first, tokens if goes_by_tokens else {})]
+            shape = [most, *_padded_sizes(batches[0], first, tokens if goes_by_tokens else 0)]
             filler = IGNORED if by_tokens else 0
             stacked[name] = padded_stack([batch[name] for batch in batches], filler, shape)
     device = next(iter(batches[0].values())).device
@@ -332,10 +318,10 @@ def _stack(batches: Sequence[Batch], least: tuple[int, dict[int, int]] | None) -
     return stacked
 
 
-def _padded_sizes(batch: Batch, value: torch.Tensor, tokens: dict[int, int]) -> list[int]:
+def _padded_sizes(batch: Batch, value: torch.Tensor, tokens: int) -> list[int]:
     """The least sizes of a tensor of a ``batch`` behind its examples: where it goes by the tokens
     of the inputs, as many as these get."""
     ids = batch.get("input_ids")
     if not tokens or ids is None or value.shape[: ids.dim()] != ids.shape:
         return [0] * (value.dim() - 1)
-    return [*ids.shape[1:-1], tokens.get(ids.shape[-1], 0), *value.shape[ids.dim() :]]
+    return [*ids.shape[1:-1], tokens, *value.shape[ids.dim() :]]

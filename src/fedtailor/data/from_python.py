@@ -112,7 +112,8 @@ class Data:
                 for name in used
             }
             for name in sources:
-                _check_inputs(values[name], f"column {name!r}", objective, rows.index)
+                are_pairs = isinstance(values[name][0], tuple)
+                _check_inputs(values[name], f"column {name!r}", objective, are_pairs, rows.index)
             inputs, *seconds = (values[name] for name in sources)
             targets = values[labels[0]] if labels else None
             if len(labels) > 1:
@@ -377,14 +378,8 @@ def _inputs(values: Any, objective: Objective) -> list[Any] | NDArray[Any]:
     )
     if isinstance(first, str) or of_texts:
         texts = _values(list(values), "inputs")
-        _check_inputs(texts, "inputs", objective)
-        pairs = bool(objective.second_names) or isinstance(first, tuple)
-        odd = next((k for k, one in enumerate(texts) if isinstance(one, tuple) != pairs), None)
-        if odd is not None:
-            needed = "pairs of texts (tuples)" if pairs else "single texts"
-            raise InputError(
-                f"inputs holds {brief(texts[odd], 60)} {_row(odd, None)}; all must be {needed}"
-            )
+        are_pairs = bool(objective.second_names) or isinstance(first, tuple)
+        _check_inputs(texts, "inputs", objective, are_pairs)
         return texts
     if any(hasattr(value, "convert") for value in values):
         raise InputError("inputs are PIL's images; give arrays: [np.array(i.convert('RGB')), ...]")
@@ -424,18 +419,22 @@ def _is_missing(value: Any) -> bool:
 
 
 def _check_inputs(
-    inputs: Iterable[Any], where: str, objective: Objective, index: Any = None
+    inputs: Iterable[Any], where: str, objective: Objective, are_pairs: bool, index: Any = None
 ) -> None:
-    """Raise InputError where an input is no text, no pair of texts and no list of words."""
+    """Raise InputError where an input is not what the task reads."""
+    reads_pairs = are_pairs and objective.takes_pairs
     for row, value in enumerate(inputs):
         parts = [value]
         if objective.reads_words and isinstance(value, list):
             parts = value
-        elif objective.takes_pairs and isinstance(value, tuple):
-            parts = list(value) if len(value) == 2 else [None]
+        elif reads_pairs:
+            parts = list(value) if isinstance(value, tuple) and len(value) == 2 else [None]
         if not all(isinstance(part, str) for part in parts):
-            needed = "lists of words" if objective.reads_words else "str"
-            raise InputError(f"{where} holds {value!r} {_row(row, index)}; texts must be {needed}")
+            needed = "pairs of texts (tuples)" if reads_pairs else "single texts (str)"
+            needed = "lists of words" if objective.reads_words else needed
+            raise InputError(
+                f"{where} holds {brief(value, 60)} {_row(row, index)}; all must be {needed}"
+            )
 
 
 def _row(row: int, index: Any) -> str:

@@ -25,18 +25,9 @@ _BROKEN = (  # what PIL raises at files that are none, or are damaged
 
 
 def opened(source: Path | bytes, name: object) -> Any:
-    """Open a file with a picture, upright.
-
-    Args:
-        source: the file, or its bytes.
-        name: what a message calls it.
-
-    Returns:
-        PIL's image, loaded.
-
-    Raises:
-        InputError: it is no picture, or damaged, too large, or one of several in the file.
-    """
+    """Open a file with a picture, or its bytes, which messages call ``name``. Returns PIL's image,
+    upright and loaded. Raises InputError where it is no picture, or damaged, too large, or one of
+    several in the file."""
     from PIL import Image, ImageOps
 
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)

@@ -273,25 +273,22 @@ def _wide(labels: NDArray[Any]) -> NDArray[Any]:
 
 
 class Split(Protocol):
-    """K disjoint lists of rows, one a client."""
+    """K disjoint lists of rows, one a client, of ``sizes`` ``[K]``. ``rows`` are those of all
+    clients, and ``shares`` the shares of which this split is a part, or the split itself."""
 
     @property
-    def shares(self) -> Shares:
-        """The shares of which this split is a part, or the split itself."""
+    def shares(self) -> Shares: ...
 
     @property
-    def rows(self) -> Indices:
-        """The rows of all clients."""
+    def rows(self) -> Indices: ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, client: int) -> Indices: ...
 
-    def size(self, client: int) -> int:
-        """Return the number of rows of one client."""
+    def size(self, client: int) -> int: ...
 
-    def sizes(self) -> Rows:
-        """Return the number of rows of each client, ``[K]``."""
+    def sizes(self) -> Rows: ...
 
 
 @dataclass(frozen=True)

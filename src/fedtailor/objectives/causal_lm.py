@@ -31,13 +31,8 @@ class Exported(ExportedModel):
         return not self.about.get("chat")
 
     def generate(self, text: str, tokens: int = 32) -> str:
-        """Continue ``text`` by at most so many tokens, each time the most probable one.
-
-        The result is no longer than what the model reads.
-
-        Raises:
-            OSError: a conversation is longer than that, or is none.
-        """
+        """Continue ``text`` by at most so many tokens, each time the most probable one, and by no
+        more than the model reads. Raises OSError where a conversation is longer, or is none."""
         ids = self.prompt(text)
         said = ids.shape[1] if self.about.get("chat") else 0  # tokens that are not repeated
         positions = self.about["inputs"].get("positions")  # the model's; None: no limit

@@ -17,8 +17,8 @@ from .cells import Cells, is_blank, trimmed, whole
 from .exported import ExportedModel
 from .objective import OF_ROWS, MetricFunction, Objective, Scores, Targets, Tensor, Words
 
-Labels = NDArray[np.int64]
-Probabilities = NDArray[np.float64]
+Labels = NDArray[np.int64]  # the true classes of examples, [n]
+Probabilities = NDArray[np.float64]  # of each class, [n, classes]
 
 _OTHER = "need another task: set data.task (fedtailor new: --task) to"
 _LIST = re.compile(r"\s*\[([0-9\s]*|.*[,'\"].*)\]\s*", re.DOTALL)
@@ -45,11 +45,8 @@ class UnknownLabelError(InputError):
 
 
 def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
-    """The mean F1 over the classes that occur in ``labels``, each against all others.
-
-    Args:
-        labels: the true classes ``[n]``.
-        probabilities: of each class ``[n, classes]``; the highest one is the prediction.
+    """The mean F1 over the classes that occur in ``labels``, each against all others; the most
+    probable class is the prediction.
 
     >>> P = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
     >>> round(macro_f1(np.array([0, 1, 1]), P), 4)
@@ -66,10 +63,6 @@ def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
 def auc(labels: Labels, probabilities: Probabilities) -> float:
     """The area under the ROC curve: for two classes that of the second one, else the mean over the
     classes that occur in ``labels``, each against all others. NaN if only one class occurs.
-
-    Args:
-        labels: the true classes ``[n]``.
-        probabilities: of each class ``[n, classes]``.
 
     >>> P = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
     >>> auc(np.array([0, 0, 1, 1]), P)

@@ -213,14 +213,9 @@ class Objective(ABC):
     def encode(
         self, values: Values, targets: Values | None, tokenizer: Tokenizer, max_length: int
     ) -> Iterator[Example]:
-        """Yield the examples of some texts, pairs of texts (tuples) or lists of words.
-
-        Args:
-            values: the inputs.
-            targets: `Targets.values` of each, where these go by tokens; None: by rows.
-            tokenizer: a fast one.
-            max_length: tokens of a sequence.
-        """
+        """Yield the examples of some texts, pairs of texts (tuples) or lists of words, with at most
+        ``max_length`` tokens a sequence. ``targets`` are `Targets.values` of each, where these go
+        by tokens; None: by rows. The tokenizer is a fast one."""
         return whole_texts(values, tokenizer, max_length)
 
     def encode_prompts(
@@ -258,12 +253,8 @@ class Objective(ABC):
     @abstractmethod
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
         """Compute each example's loss and hits. A prediction whose loss is not a number, as after a
-        fine-tuning that diverged, is no hit.
-
-        Args:
-            logits: float32 ``[b, outputs]`` or ``[b, L, vocabulary]``.
-            batch: the inputs and targets.
-        """
+        fine-tuning that diverged, is no hit. The logits are float32 ``[b, outputs]`` or ``[b, L,
+        vocabulary]``; the batch has inputs and targets."""
 
     def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Return what metrics and answers are computed from, float64 ``[b, ...]``; by default the
@@ -274,13 +265,9 @@ class Objective(ABC):
     def compared(
         self, targets: Any, predictions: NDArray[np.float64], rows: Sequence[Any], words: Words
     ) -> tuple[Any, Any]:
-        """Return what a metric function takes: a client's targets and the predictions of them.
-
-        Args:
-            targets: numbers ``[n, ...]``, or n arrays where they go by tokens.
-            predictions: ``[n, ...]``, of `predictions`.
-            rows: the inputs and targets of the source, if the task ``keeps_rows``.
-            words: the names of classes, and the tokenizer.
+        """Return what a metric function takes: a client's targets and the predictions of them, from
+        numbers ``[n, ...]``, or n arrays where targets go by tokens, and what `predictions` gave,
+        ``[n, ...]``. ``rows`` are the inputs and targets of the source, if the task ``keeps_rows``.
         """
         return targets, predictions
 

@@ -91,18 +91,10 @@ class Exported(ExportedModel):
 
     @staticmethod
     def candidates(logits: Tensor, real: Tensor, spans: int = 50, longest: int = 30) -> Tensor:
-        """Return the best spans of tokens, over the windows of each example.
-
-        Args:
-            logits: of a span's first and last token ``[b, S, L, 2]``.
-            real: 0 for padding ``[b, S, L]``.
-            spans: how many.
-            longest: tokens of one.
-
-        Returns:
-            float64 ``[b, 1 + 4 * spans]``: the score of no answer, and of each span the window, the
-            first and the last token and the score.
-        """
+        """Return the best ``spans`` of up to ``longest`` tokens, over each example's windows:
+        float64 ``[b, 1 + 4 * spans]``, the score of no answer, and of each span the window, the
+        first and the last token and the score. The logits ``[b, S, L, 2]`` are those of a span's
+        first and last token; ``real`` ``[b, S, L]`` is 0 for padding."""
         import torch
         from torch.nn import functional as F
 
