@@ -62,7 +62,6 @@ def partition(
         labels = np.broadcast_to(np.int64(0), len(dataset.inputs))
     clusters: Indices | None = None
     if local_clients is None:
-        schemes.check(dataset, config, labels)
         shares, clusters = schemes.assign(dataset, config, labels, seed)
     else:
         shares = schemes.assign_to_local(dataset, config, local_clients)

@@ -21,64 +21,6 @@ _REDRAWS = 5  # generators for a Dirichlet partition
 _TRIES = 11  # draws with each
 
 
-def check(dataset: Dataset, config: SplitConfig, labels: Labels) -> None:
-    """Raise InputError if the data, whose class numbers are ``labels``, don't allow the scheme."""
-    scheme, count = config.scheme, dataset.num_train
-    if scheme == "natural":
-        if dataset.groups is None:
-            raise InputError("split.scheme 'natural' needs a client column; set data.client")
-        return
-    if config.clients is None:
-        raise InputError(f"split.clients is missing; scheme {scheme!r} needs it")
-    if config.clients > count:
-        raise InputError(
-            f"split.clients is {config.clients}, more than the {count} examples; allowed: 1 to "
-            f"{count}"
-        )
-    if scheme == "iid":
-        return
-    if dataset.class_numbers is None:
-        raise InputError(f"split.scheme {scheme!r} needs classes; without: iid, natural")
-    num_classes, clients = int((np.bincount(labels[:count]) > 0).sum()), config.clients
-    if scheme == "dirichlet":
-        _check_examples(count, clients, "min_examples", config.min_examples)
-        if not 0 < config.alpha < float("inf"):
-            raise InputError(f"split.alpha must be above 0, got {config.alpha}")
-    elif scheme == "shards":
-        _check_examples(count, clients, "shards_per_client", config.shards_per_client)
-    elif scheme == "pathological" and config.classes_per_client > num_classes:
-        raise InputError(
-            f"split.classes_per_client is {config.classes_per_client}, more than the "
-            f"{num_classes} classes"
-        )
-    elif scheme == "clusters":
-        _check_clusters(config, clients, num_classes)
-
-
-def _check_examples(count: int, clients: int, field: str, each: int) -> None:
-    if clients * each > count:
-        raise InputError(
-            f"split.{field} {each} for {clients} clients needs {clients * each} examples; there "
-            f"are {count}"
-        )
-
-
-def _check_clusters(config: SplitConfig, clients: int, num_classes: int) -> None:
-    if config.clusters > min(num_classes, clients):
-        raise InputError(
-            f"split.clusters is {config.clusters}, more than the {num_classes} classes or the "
-            f"{clients} clients"
-        )
-    sizes = config.cluster_sizes
-    if sizes is not None and (
-        len(sizes) != config.clusters or sum(sizes) != clients or min(sizes) < 1
-    ):
-        raise InputError(
-            f"split.cluster_sizes {list(sizes)} must be {config.clusters} numbers of at least 1 "
-            f"(split.clusters) that sum to {clients} (split.clients)"
-        )
-
-
 def assign(
     dataset: Dataset, config: SplitConfig, labels: Labels, seed: int
 ) -> tuple[Shares, Indices | None]:
@@ -92,25 +34,41 @@ def assign(
 
     ``labels`` are class numbers ``[N]``; zeros if the data have no labels. Returns the rows of each
     of K clients, and the clients' clusters ``[K]``, if the scheme makes any. Raises InputError
-    where there are not enough rows for the scheme."""
-    if config.scheme == "natural":
-        assert dataset.groups is not None
-        return _assign_natural(dataset.groups[: dataset.num_train], config, seed), None
-    assert config.clients is not None
-    rows = np.arange(dataset.num_train, dtype=row_type(dataset.num_train))
+    where the data don't allow the scheme."""
+    scheme, count, clients = config.scheme, dataset.num_train, config.clients
+    if scheme == "natural":
+        if dataset.groups is None:
+            raise InputError("split.scheme 'natural' needs a client column; set data.client")
+        return _assign_natural(dataset.groups[:count], config, seed), None
+    if clients is None:
+        raise InputError(f"split.clients is missing; scheme {scheme!r} needs it")
+    if clients > count:
+        raise InputError(
+            f"split.clients is {clients}, more than the {count} examples; allowed: 1 to {count}"
+        )
+    rows = np.arange(count, dtype=row_type(count))
     random.generator(seed, "partition", "order").shuffle(rows)
-    if config.scheme == "iid":
-        return _assign_iid(rows, config.clients), None
-    if config.scheme == "clusters":
-        owners, clusters = _assign_clusters(rows, labels, config.clients, config, seed)
-        return Shares.by_owner(owners, config.clients), clusters
-    scheme = {
+    if scheme == "iid":
+        return _assign_iid(rows, clients), None
+    if dataset.class_numbers is None:
+        raise InputError(f"split.scheme {scheme!r} needs classes; without: iid, natural")
+    if scheme == "clusters":
+        owners, clusters = _assign_clusters(rows, labels, clients, config, seed)
+        return Shares.by_owner(owners, clients), clusters
+    assign_by_class = {
         "dirichlet": _assign_dirichlet,
         "pathological": _assign_pathological,
         "shards": _assign_shards,
-    }[config.scheme]
-    owners = scheme(rows, labels, config.clients, config, seed)
-    return Shares.by_owner(owners, config.clients), None
+    }[scheme]
+    return Shares.by_owner(assign_by_class(rows, labels, clients, config, seed), clients), None
+
+
+def _check_examples(count: int, clients: int, field: str, each: int) -> None:
+    if clients * each > count:
+        raise InputError(
+            f"split.{field} {each} for {clients} clients needs {clients * each} examples; there "
+            f"are {count}"
+        )
 
 
 def assign_to_local(dataset: Dataset, config: SplitConfig, local_clients: range) -> Shares:
@@ -165,6 +123,9 @@ def _assign_iid(rows: Rows, clients: int) -> Shares:
 def _assign_dirichlet(
     rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> Owners:
+    _check_examples(len(rows), clients, "min_examples", config.min_examples)
+    if not 0 < config.alpha < float("inf"):
+        raise InputError(f"split.alpha must be above 0, got {config.alpha}")
     sizes = np.bincount(labels[: len(rows)])
     for attempt in range(_REDRAWS):
         rng = np.random.default_rng(_draw_seed(seed, "dirichlet", attempt))
@@ -209,6 +170,11 @@ def _assign_pathological(
 ) -> Owners:
     sizes = np.bincount(labels[: len(rows)])
     names = np.flatnonzero(sizes)
+    if config.classes_per_client > len(names):
+        raise InputError(
+            f"split.classes_per_client is {config.classes_per_client}, more than the "
+            f"{len(names)} classes"
+        )
     rng = np.random.default_rng(_draw_seed(seed, "pathological"))
     classes = _draw_classes(clients, len(names), config.classes_per_client, rng)  # [K, count]
     owners = np.full(len(rows), -1, np.int32)
@@ -247,6 +213,7 @@ def _draw_classes(clients: int, num_classes: int, count: int, rng: np.random.Gen
 def _assign_shards(
     rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> Owners:
+    _check_examples(len(rows), clients, "shards_per_client", config.shards_per_client)
     shards = clients * config.shards_per_client
     # The remainder is left out from the end of the drawn order, not from the last classes.
     divisible = rows[: len(rows) - len(rows) % shards]
@@ -278,11 +245,21 @@ def _assign_natural(groups: Indices, config: SplitConfig, seed: int) -> Shares:
 def _assign_clusters(
     rows: Rows, labels: Labels, clients: int, config: SplitConfig, seed: int
 ) -> tuple[Owners, Indices]:
-    sizes = config.cluster_sizes
+    classes, sizes = np.unique(labels[rows]), config.cluster_sizes
+    if config.clusters > min(len(classes), clients):
+        raise InputError(
+            f"split.clusters is {config.clusters}, more than the {len(classes)} classes or the "
+            f"{clients} clients"
+        )
     if sizes is None:
         sizes = tuple(_even_sizes(clients, config.clusters).tolist())
+    elif len(sizes) != config.clusters or sum(sizes) != clients or min(sizes) < 1:
+        raise InputError(
+            f"split.cluster_sizes {list(sizes)} must be {config.clusters} numbers of at least 1 "
+            f"(split.clusters) that sum to {clients} (split.clients)"
+        )
     rng = random.generator(seed, "partition", "clusters")
-    groups = np.array_split(rng.permutation(np.unique(labels[rows])), config.clusters)
+    groups = np.array_split(rng.permutation(classes), config.clusters)
     owners = np.full(len(rows), -1, np.int32)
     clusters = np.repeat(np.arange(config.clusters), sizes)
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
