@@ -207,7 +207,11 @@ def test_every_method_can_be_named(visits: Path) -> None:
         (["visits.csv", "--methods", "fedsgd"], "unknown method 'fedsgd'; did you mean 'fedsdg'"),
         (
             ["visits.csv", "--label", "report"],
-            "text 'report', label 'report', client None: each needs",
+            "input and --label are both column 'report', so the input would give the label away",
+        ),
+        (
+            ["visits.csv", "--label", "outcome,outcome"],
+            "--label names column 'outcome' twice; name it once",
         ),
         (["visits.csv", "--model", "nope"], "unknown model 'nope'; a hub model is written owner/m"),
         (["visits.csv", "--model", "lenet"], "model 'lenet' is for image data, not text data"),
@@ -291,7 +295,7 @@ WORDS = [["the", "ward"]] * 40
         (
             {"tokens": WORDS, "tags": [["O", "B-X"]]},
             "--task token-classification --text tokens --label tokens",
-            "text 'tokens', label 'tokens', client None: each needs a column of its own",
+            "input and --label are both column 'tokens', so the input would give the label away",
         ),
     ],
 )

@@ -169,7 +169,7 @@ def joined_inputs(
         )
     cells = [cells_of(name) if name else None for name in used]
     answers = cells[-1] if answered and len(used) > 2 else None
-    if answers is not None and len(answers) and all(is_blank(a) or a != a for a in answers):
+    if answers is not None and len(answers) and all(map(is_blank, answers)):
         raise InputError(
             f"every answer in column {used[-1]!r} is empty; name another one in data.label, or "
             "write some answers"

@@ -123,6 +123,9 @@ def check_roles(
     sources: Sequence[str], labels: Sequence[str], client: str | None, option: str
 ) -> None:
     """Raise InputError where a column has two roles; ``option`` stands before their names."""
+    for number, label in enumerate(labels):
+        if label in labels[:number]:
+            raise InputError(f"{option}label names column {label!r} twice; name it once")
     if client is not None and client in labels:
         raise InputError(
             f"{option}label and {option}client both name {client!r}, so each client would have one "

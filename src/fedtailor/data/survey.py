@@ -16,7 +16,7 @@ from ..objectives.objective import Objective
 from .columns import check_several, first_values
 from .images import side_for
 from .names import check_names
-from .roles import pair_of, recognised
+from .roles import check_roles, pair_of, recognised
 from .tables import is_csv, local_table, with_all_numbers
 
 Kind = Literal["text", "integer", "number", "date", "picture", "other"]
@@ -80,9 +80,14 @@ class Roles:
         return (self.label,) if isinstance(self.label, str) else self.label or ()
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns of inputs, two of pairs."""
+        return (self.source,) if self.pair is None else (self.source, self.pair)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of inputs and labels."""
-        return (self.source, *([self.pair] if self.pair is not None else []), *self.labels)
+        return (*self.sources, *self.labels)
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,8 @@ class Survey:
             label = self._numbers(label, taken)
         else:
             label = None if label == "none" else self._label(label, taken)
-        self._check_roles(Roles(source, label, owner, pair=pair))
+        roles = Roles(source, label, owner, pair=pair)
+        check_roles(roles.sources, roles.labels, owner, "--")
         if client is None:
             owner = self._guessed_client({source, pair, label})
         if label is None:
@@ -209,7 +215,7 @@ class Survey:
         else:
             client = None if client == "none" else self._client(client)
         chosen = replace(chosen, client=client)
-        self._check_roles(chosen)
+        check_roles(chosen.sources, chosen.labels, client, "--")
         return chosen
 
     def source_candidates(self) -> list[Column]:
@@ -297,16 +303,6 @@ class Survey:
         """The columns of labels that are named with commas between them; none where it is one."""
         parts = tuple(part.strip() for part in (label or "").split(","))
         return parts if len(parts) > 1 and all(c.name != label for c in self.columns) else ()
-
-    def _check_roles(self, roles: Roles) -> None:
-        """Raise InputError where a column has two roles."""
-        named = [*roles.columns, *([] if roles.client is None else [roles.client])]
-        if len(set(named)) < len(named):
-            second = "" if roles.pair is None else f", text-pair {roles.pair!r}"
-            raise InputError(
-                f"columns of {self.path}: text {roles.source!r}{second}, label {roles.label!r}, "
-                f"client {roles.client!r}: each needs a column of its own"
-            )
 
     def _source(self, name: str | None) -> str:
         if name is not None:

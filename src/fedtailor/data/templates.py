@@ -43,7 +43,7 @@ class Template:
 
     def filled(self, cells: Sequence[Any]) -> str:
         """Return the prompt with the cells of its `columns`."""
-        texts = iter("" if cell is None or cell != cell else str(cell) for cell in cells)
+        texts = iter("" if is_blank(cell) else str(cell) for cell in cells)
         parts = _PARTS.parse(self.prompt)
         return "".join(text + ("" if name is None else next(texts)) for text, name, _, _ in parts)
 

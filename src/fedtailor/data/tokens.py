@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,12 @@ from ..objectives.objective import Objective
 from .table import Indices, Ragged, Tokens
 
 _FORMAT = 4  # version of the cached files; part of their key
+_OFFSETS = {
+    "values": "offsets",
+    "types": "type_offsets",
+    "labels": "label_offsets",
+    "sizes": "size_offsets",
+}
 
 
 @dataclass(frozen=True)
@@ -76,45 +82,34 @@ def bytes_of(value: Any) -> bytes:
 def _arrays(examples: Iterable[Example], tokenizer: Tokenizer) -> dict[str, NDArray[Any]]:
     """The arrays of `Encoded`, by name."""
     dtype = np.uint16 if num_ids(tokenizer) <= 2**16 else np.uint32
-    ids, types = _Lists(dtype), _Lists(np.uint8)
-    labels, sizes = _Lists(np.int32), _Lists(np.int32)
+    dtypes = {"values": dtype, "types": np.uint8, "labels": np.int32, "sizes": np.int32}
+    parts: dict[str, list[NDArray[Any]]] = {name: [np.zeros(0, dtypes[name])] for name in dtypes}
+    needed = {"values"}  # those that are more than defaults
     rows: list[int] = []
     cut: list[int] = []
     for row, example in enumerate(examples):
-        if example.ids:
-            if example.is_cut:
-                cut.append(len(rows))
-            rows.append(row)
-            ids.add(example.ids)
-            types.add(example.types, [0] * len(example.ids))
-            labels.add(example.labels)
-            several = example.sizes if len(example.sizes or ()) > 1 else None
-            sizes.add(several, [len(example.ids)])
-    return {
-        **ids.arrays("values", "offsets"),
-        "rows": np.array(rows, np.int64),
-        "cut": np.array(cut, np.int64),
-        **(types.arrays("types", "type_offsets") if types.given else {}),
-        **(labels.arrays("labels", "label_offsets") if labels.given else {}),
-        **(sizes.arrays("sizes", "size_offsets") if sizes.given else {}),
-    }
-
-
-class _Lists:
-    """Lists of numbers, one after the other. ``given``: whether any is not a default."""
-
-    def __init__(self, dtype: type[np.integer]) -> None:
-        self.given = False
-        self._parts = [np.zeros(0, dtype)]
-
-    def add(self, numbers: list[int] | None, default: Sequence[int] = ()) -> None:
-        self.given |= numbers is not None
-        self._parts.append(np.array(default if numbers is None else numbers, self._parts[0].dtype))
-
-    def arrays(self, values: str, offsets: str) -> dict[str, NDArray[Any]]:
-        """The numbers, and where each list begins and ends, by these names."""
-        ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
-        return {values: np.concatenate(self._parts), offsets: ends}
+        if not example.ids:
+            continue
+        if example.is_cut:
+            cut.append(len(rows))
+        rows.append(row)
+        length = len(example.ids)
+        several = example.sizes if len(example.sizes or ()) > 1 else None
+        for name, numbers, default in (
+            ("values", example.ids, []),
+            ("types", example.types, [0] * length),
+            ("labels", example.labels, []),
+            ("sizes", several, [length]),
+        ):
+            if numbers is not None:
+                needed.add(name)
+            parts[name].append(np.array(default if numbers is None else numbers, dtypes[name]))
+    arrays = {"rows": np.array(rows, np.int64), "cut": np.array(cut, np.int64)}
+    for name in needed:
+        arrays[name] = np.concatenate(parts[name])
+        ends = np.cumsum([len(part) for part in parts[name]], dtype=np.int64)
+        arrays[_OFFSETS[name]] = ends  # where each list begins and ends
+    return arrays
 
 
 def _encoded(arrays: Mapping[str, NDArray[Any]]) -> Encoded:

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,18 +73,21 @@ def rows_of(columns: Sequence[Sequence[Any] | None]) -> Iterator[tuple[Any, ...]
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell is empty."""
+    """Whether a cell is empty; NaN is, as pandas reads it."""
+    if isinstance(value, float):
+        return value != value
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def parsed(text: str) -> Any:
-    """A list as JSON or Python writes it; None for another text."""
-    for read in (json.loads, ast.literal_eval):
-        try:
-            return read(text)
-        except (ValueError, SyntaxError, RecursionError):
-            continue
-    return None
+def parsed(cell: Any, begins: str = "[") -> Any:
+    """The list that a text is as JSON or Python writes it, or what else ``begins`` so; another cell
+    as it is."""
+    if isinstance(cell, str) and cell.lstrip().startswith(begins):
+        for read in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, RecursionError):
+                found = read(cell.strip())
+                return found if isinstance(found, list | dict) else cell
+    return cell
 
 
 def written(content: Any) -> str:

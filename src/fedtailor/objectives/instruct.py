@@ -187,9 +187,9 @@ def turns_of(value: Any, row: int = 1) -> Turns:
 
 def _messages(text: str) -> list[Any]:
     """The messages that a text has as JSON or as Python writes them; none where it has others."""
-    found = parsed(text) if text.lstrip()[:1] == "[" else None
+    found = parsed(text)
     is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    return list(found) if is_list and found is not None else []
+    return list(found) if is_list else []
 
 
 def of_cells(cells: Sequence[Any], row: int) -> Turns:

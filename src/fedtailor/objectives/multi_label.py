@@ -264,7 +264,7 @@ class MultiLabel(Objective):
 def _have_several(cells: Sequence[Any]) -> bool:
     """Whether the cells hold lists of names, or names with a separator between them."""
     texts = [cell for cell in cells if isinstance(cell, str)]
-    lists = [parsed(cell) if isinstance(cell, str) and _lists(cell) else cell for cell in cells]
+    lists = [*map(parsed, cells)]
     if lists and all(isinstance(one, list) for one in lists):
         return any(isinstance(label, str) for one in lists for label in one)
     return with_several({*texts}) is not None
@@ -283,7 +283,7 @@ def _lists(text: str) -> bool:
 def _labels(cells: Cells, row: int, between: str, classes: tuple[str, ...]) -> Sequence[Any] | None:
     """A cell's labels; None for an empty one."""
     value = cells.values[row]
-    if is_blank(value) or value != value:
+    if is_blank(value):
         return None
     if isinstance(value, str) and _lists(value):
         value = parsed(value)

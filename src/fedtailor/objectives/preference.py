@@ -172,7 +172,7 @@ class Preference(Instruct):
 
 def _object(cell: Any) -> dict[str, Any] | None:
     """A cell that is an object with a prompt or answers, as JSON or Python writes it."""
-    found = parsed(cell) if isinstance(cell, str) and cell.lstrip()[:1] == "{" else cell
+    found = parsed(cell, "{")
     names = {"prompt", _CHOSEN, _REJECTED}
     return found if isinstance(found, dict) and names & found.keys() else None
 
@@ -200,8 +200,11 @@ def _written(system: Any, prompt: Any, rejected: Any, chosen: Any, *, row: int) 
 
 def _answer(cell: Any, row: int) -> Turns:
     """The messages of an answer; none of an empty one."""
-    if isinstance(cell, int | float) and cell == cell:
+    if isinstance(cell, int | float) and not is_blank(cell):
         cell = str(cell)
-    if isinstance(cell, str) and not (cell.lstrip()[:1] == "[" and isinstance(parsed(cell), list)):
-        return [] if is_blank(cell) else [{"role": "assistant", "content": cell}]
-    return [] if cell is None or cell != cell or not len(cell) else turns_of(cell, row)
+    cell = parsed(cell)
+    if is_blank(cell) or (isinstance(cell, list | tuple | dict) and not cell):
+        return []
+    return (
+        [{"role": "assistant", "content": cell}] if isinstance(cell, str) else turns_of(cell, row)
+    )

@@ -266,8 +266,7 @@ def _by_window(logits: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
 def _answers(cell: Any) -> list[tuple[str, int | None]] | None:
     """The answers of a cell and where they begin, if it says so: an empty list where there is none;
     None where the cell holds something else, or nothing."""
-    if isinstance(cell, str) and cell.lstrip().startswith("{"):  # in a csv file
-        cell = parsed(cell) or cell
+    cell = parsed(cell, "{")  # in a csv file
     if isinstance(cell, list) and all(isinstance(one, dict) for one in cell):
         keys = ("text", "answer_start")
         cell = {key: [one.get(key) for one in cell] for key in keys}

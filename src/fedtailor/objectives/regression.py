@@ -19,22 +19,16 @@ Numbers = NDArray[np.float64]
 _MOST = 1e30  # of a target; its square and sums of squares stay finite
 
 
-def rmse(targets: Numbers, predictions: Numbers) -> float:
-    """The root of the mean squared error of n predictions ``[n, 1]``, in the target's unit.
+def mean_error(function: str, targets: Numbers, predictions: Numbers) -> float:
+    """A mean error of n predictions ``[n, 1]``, in the unit of the targets, by scikit-learn.
 
-    >>> rmse(np.array([1.0, 3.0]), np.array([[1.0], [1.0]])) == math.sqrt(2)
+    >>> targets, predictions = np.array([1.0, 3.0]), np.array([[1.0], [1.0]])
+    >>> mean_error("root_mean_squared_error", targets, predictions) == math.sqrt(2)
     True
     """
-    from sklearn.metrics import root_mean_squared_error
+    from sklearn import metrics
 
-    return float(root_mean_squared_error(targets, predictions[:, 0]))
-
-
-def mae(targets: Numbers, predictions: Numbers) -> float:
-    """The mean absolute error, in the target's unit."""
-    from sklearn.metrics import mean_absolute_error
-
-    return float(mean_absolute_error(targets, predictions[:, 0]))
+    return float(getattr(metrics, function)(targets, predictions[:, 0]))
 
 
 def r2(targets: Numbers, predictions: Numbers) -> float:
@@ -87,8 +81,8 @@ class Regression(Objective):
     target_names = ("target", "value", "score", "rating", "label", "labels", "y")
     auto_classes = OF_ROWS
     metrics: ClassVar[Mapping[str, MetricFunction]] = {
-        "rmse": rmse,
-        "mae": mae,
+        "rmse": partial(mean_error, "root_mean_squared_error"),
+        "mae": partial(mean_error, "mean_absolute_error"),
         "r2": r2,
         "pearson": partial(correlation, "pearsonr"),
         "spearman": partial(correlation, "spearmanr"),
@@ -161,7 +155,7 @@ class Regression(Objective):
 def _number(cells: Cells, row: int) -> float:
     """A cell's number; NaN for an empty one."""
     value = cells.values[row]
-    if is_blank(value) or (isinstance(value, float) and value != value):
+    if is_blank(value):
         return math.nan
     is_odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
     try:

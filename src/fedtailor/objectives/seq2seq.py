@@ -67,7 +67,7 @@ class Seq2Seq(Writing):
         for row, value in enumerate(cells.values):
             if not isinstance(value, str | int | float | None) or isinstance(value, bool):
                 raise cells.refused(row, self.name, "texts")
-            values[row] = "" if is_blank(value) or value != value else str(value)
+            values[row] = "" if is_blank(value) else str(value)
         return Targets(values, np.array([bool(value) for value in values], bool))
 
     def recognised(self, columns: Mapping[str, Sequence[Any]]) -> Roles:

@@ -84,9 +84,9 @@ def list_of(cell: Any) -> list[Any] | None:
     >>> list_of('["New York", "is"]'), list_of("EU rejects")
     (['New York', 'is'], ['EU', 'rejects'])
     """
+    cell = parsed(cell)
     if isinstance(cell, str):
-        found = parsed(cell.strip()) if cell.lstrip().startswith("[") else None
-        return found if isinstance(found, list) else cell.split()
+        return cell.split()
     return list(cell) if isinstance(cell, list | tuple | np.ndarray) else None
 
 
