@@ -18,9 +18,9 @@ from .config import DataConfig
 from .names import check_names
 from .roles import check_default, check_roles, find_column, find_roles, input_columns
 from .table import Indices
+from .tables import TEXT, text_columns
 from .templates import fill, left_over
 
-_TEXT = ("string", "large_string")
 _FIRST = 100  # rows by which a table's task is recognised
 
 
@@ -74,7 +74,7 @@ def of_tables(train: Any, test: Any | None, config: DataConfig) -> Columns:
         config = replace(config, text=None, text_pair=None, label=None)
     if config.task is None and config.label is None:
         check_default(first_values(train), "data.")
-    sources, labels, client = find_roles(train.column_names, _texts(train), config, objective)
+    sources, labels, client = find_roles(train.column_names, text_columns(train), config, objective)
     names = [name for name in (*sources, *labels, client) if name is not None]
     table = _join(train, test, [*dict.fromkeys(names)])
     targets, classes = None, labels
@@ -115,7 +115,7 @@ def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
         config = replace(config, text=None, text_pair=None, label=None)
     label = config.label or usual_column(objective.target_names, table.column_names)
     taken = {*(label if isinstance(label, tuple) else (label,)), config.client}
-    texts = [name for name in _texts(table) if name not in taken]
+    texts = [name for name in text_columns(table) if name not in taken]
     sources = input_columns(table.column_names, texts, config, objective)
     return _reader(table, sources, objective, config.picture_size)(np.arange(len(table)))
 
@@ -271,17 +271,13 @@ def _check_input(feature: Any, column: str, objective: Objective) -> bool:
     from datasets import Image
 
     if objective.reads_words:
-        if _kind(getattr(feature, "feature", feature)) not in _TEXT:
+        if _kind(getattr(feature, "feature", feature)) not in TEXT:
             raise InputError(f"column {column!r} holds {_kind(feature)}, not lists of words")
         return False
-    is_text = _kind(feature) in _TEXT
+    is_text = _kind(feature) in TEXT
     if not is_text and not isinstance(feature, Image):
         raise InputError(f"column {column!r} holds {_kind(feature)}, not text or images")
     return not is_text
-
-
-def _texts(table: Any) -> list[str]:
-    return [name for name, feature in table.features.items() if _kind(feature) in _TEXT]
 
 
 def _kind(feature: Any) -> str:

@@ -87,20 +87,17 @@ class Data:
         frames = [frame] if test is None else [frame, test]
         for rows, name in zip(frames, ("the data", "test"), strict=False):
             _check_frame(rows, name)
-        if objective.joins_columns:
-            own = DataConfig(
-                text=text, text_pair=text_pair, client=client, label=_columns(label), task=task
-            )
-            frames = [_joined(rows, own, objective) for rows in frames]
-            frame = frames[0]
-            text, text_pair, label = objective.input_names[0], None, None
-        if task is None and label is None:
-            check_default(frame.head(_FIRST).to_dict("list"), "")
         config = DataConfig(
-            text=text, text_pair=text_pair, task=task, label=_columns(label), client=client
+            text=text, text_pair=text_pair, label=_columns(label), client=client, task=task
         )
-        texts = [name for name in frame if frame[name].dtype.kind not in "biufcmM"]
-        sources, labels, owner = find_roles([*frame.columns], texts, config, objective, "")
+        if objective.joins_columns:
+            frames = [_joined(rows, config, objective) for rows in frames]
+            config = replace(config, text=None, text_pair=None, label=None)
+        train = frames[0]
+        if task is None and label is None:
+            check_default(train.head(_FIRST).to_dict("list"), "")
+        texts = [name for name in train if train[name].dtype.kind not in "biufcmM"]
+        sources, labels, owner = find_roles([*train.columns], texts, config, objective, "")
 
         def examples(rows: pd.DataFrame) -> _Arrays:
             used = (*sources, *labels, *(() if owner is None else (owner,)))

@@ -38,6 +38,7 @@ FORMATS = {
     ".arrow": "arrow",
     **dict.fromkeys((*conll.SUFFIXES, ".txt"), "conll"),
 }
+TEXT = ("string", "large_string")  # types of columns
 _BINARY = {  # how files begin that are no text
     b"PK\x03\x04": "an Excel file or a zip archive",
     b"\xd0\xcf\x11\xe0": "an old Excel file",
@@ -146,7 +147,7 @@ def _with_pictures(table: Any, folder: Path) -> Any:
     """A table with the pictures themselves where a column names their files, from ``folder`` on."""
     from datasets import Image
 
-    first = table.data.select(_texts(table)).slice(0, _FIRST).to_pydict()
+    first = table.data.select(text_columns(table)).slice(0, _FIRST).to_pydict()
     for name in first:
         some = next(filter(None, first[name]), "")
         if (
@@ -163,8 +164,10 @@ def _names_picture(cell: str) -> bool:
     return cell.lower().endswith(PICTURES)
 
 
-def _texts(table: Any) -> list[str]:
-    return [name for name, kind in table.features.items() if getattr(kind, "dtype", "") == "string"]
+def text_columns(table: Any) -> list[str]:
+    """The columns of a ``datasets.Dataset`` that hold texts."""
+    kinds = {name: getattr(feature, "dtype", "") for name, feature in table.features.items()}
+    return [name for name, kind in kinds.items() if kind in TEXT]
 
 
 def _check_file(path: Path, name: str) -> None:
@@ -330,7 +333,7 @@ def kind_of(cells: Iterable[str | None], *, exact: bool = False) -> Kind:
 def with_all_numbers(table: Any, path: str) -> Any:
     """The table of a csv file, which holds texts alone, with numbers in the columns that hold
     nothing else; with decimal commas, too, where semicolons separate the cells."""
-    texts = table.select_columns(_texts(table))[:]
+    texts = table.select_columns(text_columns(table))[:]
     if _separator(Path(path).expanduser()) == ";":
         texts = {name: with_points(cells) for name, cells in texts.items()}
     return _converted(table, {name: kind_of(cells, exact=True) for name, cells in texts.items()})
