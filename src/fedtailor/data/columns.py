@@ -108,8 +108,7 @@ def first_values(table: Any) -> dict[str, list[Any]]:
 
 
 def read_inputs(table: Any, config: DataConfig, objective: Objective) -> Any:
-    """The inputs of all rows of a ``datasets.Dataset``, whose targets need not be there. Raises
-    InputError as `of_tables` does."""
+    """Return the inputs of all rows, whose targets need not be there. Raises as `of_tables`."""
     if objective.joins_columns:
         table = _joined(table, config, objective, answered=False)
         config = replace(config, text=None, text_pair=None, label=None)

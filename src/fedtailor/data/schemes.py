@@ -148,8 +148,7 @@ def _assign_dirichlet(
 def _dirichlet(
     sizes: Indices, clients: int, alpha: float, rng: np.random.Generator
 ) -> Indices | None:
-    """Draw how many rows of each class each client gets: ``[classes, K]``; None if the shares of a
-    class are all zero."""
+    """Draw how many rows of each class each client gets, ``[classes, K]``; None: no shares."""
     total = np.zeros(clients, np.int64)
     shares = []
     for size in sizes:

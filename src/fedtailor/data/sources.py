@@ -282,8 +282,7 @@ def _is_empty(value: str | Sequence[str]) -> bool:
 
 
 def objective_of_data(config: DataConfig) -> Objective:
-    """Return the kind of task: that of ``config``, or else the built-in data set's. Raises
-    InputError where there is no such kind."""
+    """Return the task of ``config``, or of its built-in data set; InputError at an unknown one."""
     builtin = BUILTIN.get(config.name or "")
     return objective_of(config.task or (None if builtin is None else builtin.task))
 
@@ -364,8 +363,7 @@ def train_and_test_split(splits: Any, config: DataConfig) -> tuple[Any, Any | No
 
 
 def _reach_hub() -> None:
-    """Raise ConnectionError after seconds if the hub doesn't answer; loading would try for most of
-    a minute."""
+    """Raise ConnectionError where the hub doesn't answer in seconds; loading tries for a minute."""
     import huggingface_hub
 
     if huggingface_hub.is_offline_mode():

@@ -105,8 +105,7 @@ class Survey:
         return len(self.table)
 
     def counts(self, name: str, beside: str | None = None) -> Mapping[Any, int]:
-        """Count the rows of each value of the column ``name``; only rows that have something in the
-        column ``beside``."""
+        """Count the rows of each value of a column, where the column ``beside`` is not empty."""
         values = map(trimmed, self.table.column(name).to_pylist())
         others = map(trimmed, self.table.column(beside or name).to_pylist())
         pairs = zip(values, others, strict=True)

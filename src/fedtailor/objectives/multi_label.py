@@ -83,8 +83,7 @@ class Exported(ExportedModel):
         return [dict(zip(labels, row, strict=True)) for row in rows]
 
     def labels(self, inputs: Sequence[str]) -> list[list[str]]:
-        """Return the labels of each input: those above the threshold that was chosen on validation
-        data."""
+        """Return the labels of each input: those above the threshold chosen on validation data."""
         above = self.about["threshold"]
         return [[label for label, p in row.items() if p > above] for row in self.predict(inputs)]
 
@@ -104,8 +103,7 @@ class Exported(ExportedModel):
 
 @dataclass(frozen=True, eq=False)
 class MultiLabel(Objective):
-    """Each label holds for an example or not; a label is predicted where its probability is above
-    the ``threshold``."""
+    """Each label holds or not: it is predicted where its probability is above ``threshold``."""
 
     threshold: float = 0.5
 
@@ -147,8 +145,7 @@ class MultiLabel(Objective):
         return float(_THRESHOLDS[int(np.argmax(scores))])
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
-        """Compute the binary cross-entropy, the mean over the labels; a hit has every label right
-        at a probability of 0.5."""
+        """Compute the mean binary cross-entropy of the labels; a hit has all right at 0.5."""
         import torch
         from torch.nn import functional as F
 

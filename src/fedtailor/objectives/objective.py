@@ -280,8 +280,7 @@ class Objective(ABC):
         return answers
 
     def undefined(self, targets: Any, classes: Sequence[str]) -> Collection[str]:
-        """Return the metrics that a client with these ``targets`` can't have, whatever a model
-        predicts."""
+        """Return the metrics that no prediction gives a client with these ``targets``."""
         return ()
 
     def summary(self, targets: Any, classes: Sequence[str]) -> str:

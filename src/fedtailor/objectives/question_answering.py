@@ -298,8 +298,7 @@ def _characters(context: str, text: str, start: int | None, row: int) -> tuple[i
 
 
 def _tokens(window: Any, span: tuple[int, int] | None) -> tuple[int, int]:
-    """The first and the last token of an answer, those of the window's first one if it does not lie
-    in the window."""
+    """An answer's first and last token; those of the window's first where it lies outside."""
     inside = [at for at, of in enumerate(window.sequence_ids) if of == 1]
     offsets = window.offsets
     if span is None or not inside:

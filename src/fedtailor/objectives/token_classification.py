@@ -226,14 +226,12 @@ class TokenClassification(Objective):
         return (batch["labels"] != IGNORED).sum(1).float()
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
-        """Compute the cross-entropy (natural logarithm) of the tags, and how many of them are the
-        most probable ones."""
+        """Compute the cross-entropy (natural logarithm) and the top-1 hits of the tags."""
         loss, hits = token_losses(logits, batch["labels"])
         return Scores(loss.sum(1), (hits & ~loss.isnan()).sum(1), self.counts(batch))
 
     def predictions(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return each token's most probable tag, counted from 1, float64 ``[b, L]``; 0 for
-        padding."""
+        """Return each token's most probable tag, from 1 on, float64 ``[b, L]``; 0 for padding."""
         tags = 1 + logits.argmax(-1).double()
         return tags.where(~logits.isnan().any(-1), math.nan) * batch["attention_mask"].double()
 

@@ -15,8 +15,7 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class Written:
-    """A text that a model has written: the ``answer`` to a ``prompt``, where ``reference`` is
-    right."""
+    """The ``answer`` of a model to a ``prompt``; the right one is ``reference``."""
 
     prompt: str
     answer: str
@@ -48,8 +47,7 @@ class Writing(Objective):
         return (self.token_targets(batch) != IGNORED).sum(1).float()
 
     def score(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Scores:
-        """Compute the cross-entropy (natural logarithm) of the target tokens, and which of them are
-        the most probable ones."""
+        """Compute the cross-entropy (natural logarithm) and the top-1 hits of the target tokens."""
         targets = self.token_targets(batch)
         return self.token_scores(*token_losses(logits, targets), targets, batch)
 
