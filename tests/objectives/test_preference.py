@@ -95,6 +95,12 @@ def _answers(tokenizer: Any, most: int, **changes: Any) -> tuple[list[str], list
     return *([tokenizer.decode(ids) for ids in both] for both in (parts, said)), one.is_cut
 
 
+@pytest.mark.parametrize("answer", ["[]", "[1, 2, 3]", "[see above]", "{}"])
+def test_an_answer_that_looks_like_a_list_is_a_text(answer: str) -> None:
+    told = TASK.conversations([None, ["What?"], ["No."], [answer]])
+    assert json.loads(told[0])["chosen"][-1] == {"role": "assistant", "content": answer}
+
+
 def test_the_answers_with_their_ends_are_compared(tokenizer: Any) -> None:
     parts, said, is_cut = _answers(tokenizer, 10)
     assert parts == ["[CLS] the ward [SEP] has a bed [SEP]", "[CLS] the ward [SEP] left [SEP]"]

@@ -163,7 +163,7 @@ def turns_of(value: Any, row: int = 1) -> Turns:
     [{'role': 'user', 'content': 'Hello'}]
     """
     if isinstance(value, str):
-        if not (found := _messages(value)):
+        if not (found := messages_in(value)):
             return [{"role": "user", "content": value}]
         value = found
     if isinstance(value, dict):
@@ -185,7 +185,7 @@ def turns_of(value: Any, row: int = 1) -> Turns:
     return turns
 
 
-def _messages(text: str) -> list[Any]:
+def messages_in(text: str) -> list[Any]:
     """The messages that a text has as JSON or as Python writes them; none where it has others."""
     found = parsed(text)
     is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
@@ -200,7 +200,7 @@ def of_cells(cells: Sequence[Any], row: int) -> Turns:
         if isinstance(cell, list | tuple) and cell and all(isinstance(one, str) for one in cell):
             cell = cell[0]
         if role == "user" and isinstance(cell, str):
-            cell = _messages(cell) or cell
+            cell = messages_in(cell) or cell
         text = "" if cell is None or cell != cell else str(cell)
         if isinstance(cell, list | tuple | dict):
             turns += turns_of(cell, row)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, brief
 from .cells import is_blank, parsed, rows_of, usual_column, written
 from .encoding import Example, Tokenizer, Values
-from .instruct import PROMPT, SYSTEM, Instruct, Turns, of_cells, rendered, turns_of
+from .instruct import PROMPT, SYSTEM, Instruct, Turns, messages_in, of_cells, rendered, turns_of
 from .objective import IGNORED, REFERENCE, MetricFunction, Objective, Roles, Scores, Targets, Tensor
 from .writing import following, token_losses
 
@@ -202,9 +202,7 @@ def _answer(cell: Any, row: int) -> Turns:
     """The messages of an answer; none of an empty one."""
     if isinstance(cell, int | float) and not is_blank(cell):
         cell = str(cell)
-    cell = parsed(cell)
-    if is_blank(cell) or (isinstance(cell, list | tuple | dict) and not cell):
-        return []
-    return (
-        [{"role": "assistant", "content": cell}] if isinstance(cell, str) else turns_of(cell, row)
-    )
+    if isinstance(cell, str):
+        plain = [] if is_blank(cell) else [{"role": "assistant", "content": cell}]
+        return turns_of(cell, row) if messages_in(cell) else plain
+    return turns_of(cell, row) if not is_blank(cell) and len(cell) else []
