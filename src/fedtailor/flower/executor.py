@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from flwr.app import MessageType, RecordDict
 
@@ -33,12 +33,7 @@ from .messages import STEPS, ClientReply, Kind, Masking, RoundRequest, WireReque
 from .nodes import Nodes, Timeouts
 from .schema import UploadSchema
 
-_KINDS: dict[str, Kind] = {
-    "train": "train",
-    "evaluate": "personal",
-    "global": "global",
-    "keep": "keep",
-}
+T = TypeVar("T")
 
 
 class RemoteStates(StoredStates):
@@ -140,7 +135,8 @@ class GridExecutor(Executor):
         requests: dict[int, ClientRequest] = {item.client: item for item in items}
         if not requests:
             return
-        kind, any_request = _KINDS[name], next(iter(requests.values()))
+        kind = cast(Kind, "personal" if name == "evaluate" else name)
+        any_request = next(iter(requests.values()))
         message = replace(self.blank, round=any_request.round, kind=kind)
         if kind == "train":
             message = replace(message, masking=self.masking, clip=any_request.clip)
@@ -149,59 +145,58 @@ class GridExecutor(Executor):
         send: Callable[[int], Params] = partial(self.method.send, self.task, server)
         if kind == "global":
             send = lambda client: server  # noqa: E731
+
+        def read(
+            client: int, reply: ClientReply, payload: Params
+        ) -> ClientUpdate | ClientEvaluationResult | None:
+            if kind == "keep":
+                return None
+            if kind != "train":
+                return evaluation_of(reply, self.metrics, self.federation)
+            received, packed = send(client), to_device(payload, self.task.device)
+            how = self.method, self.task, self.chain, self.schema
+            accept_upload(*how, received, requests[client], reply, packed)
+            sizes = self.method, self.task, received, self.first_private, payload
+            costs = measure(*sizes, masked=self.chain.hidden)
+            return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
+
         orders = {client: request.masks for client, request in requests.items()}
-        for client, answer in self._replies(message, sorted(requests), send, orders):
-            result: object = answer
-            if not isinstance(answer, Refusal):
-                reply, payload = answer
-                try:
-                    result = self._result(kind, requests[client], reply, payload, send)
-                except WireError as error:
-                    result = Refusal(str(error))
-            if isinstance(result, Refusal):
-                self._log(message, client, result.reason)
+        for client, result in self._results(message, sorted(requests), send, orders, read):
             yield requests[client], result
 
     def ask(
         self,
         message: RoundRequest,
         clients: Sequence[int],
-        check: Callable[[RoundRequest, int, ClientReply, Params], None],
+        read: Callable[[int, ClientReply, Params], T],
         payload: Params | None = None,
         orders: Mapping[int, Any] | None = None,
-    ) -> Iterator[tuple[int, ClientReply]]:
-        """The answers of clients to a step of secure aggregation, as far as they pass ``check``;
-        each is sent the same ``payload``."""
+    ) -> Iterator[tuple[int, T]]:
+        """What ``read`` makes of the clients' answers to a step of secure aggregation, as far as
+        they can be used; each is sent the same ``payload``."""
         sent = payload or {}
-        for client, answer in self._replies(message, clients, lambda client: sent, orders or {}):
-            try:
-                if isinstance(answer, Refusal):
-                    raise WireError(answer.reason)
-                check(message, client, *answer)
-            except WireError as error:
-                self._log(message, client, str(error))
-                continue
-            yield client, answer[0]
+        for client, result in self._results(message, clients, lambda _: sent, orders or {}, read):
+            if not isinstance(result, Refusal):
+                yield client, result
 
-    def _result(
+    def _results(
         self,
-        kind: Kind,
-        request: ClientRequest,
-        reply: ClientReply,
-        payload: Params,
+        message: RoundRequest,
+        clients: Sequence[int],
         send: Callable[[int], Params],
-    ) -> ClientUpdate | ClientEvaluationResult | None:
-        if kind == "keep":
-            return None
-        if kind != "train":
-            return evaluation_of(reply, self.metrics, self.federation)
-        received, packed = send(request.client), to_device(payload, self.task.device)
-        how = self.method, self.task, self.chain, self.schema
-        accept_upload(*how, received, request, reply, packed)
-        costs = measure(
-            self.method, self.task, received, self.first_private, payload, masked=self.chain.hidden
-        )
-        return ClientUpdate(packed, None, reply.loss or 0.0, None, costs, 0.0, 0.0)
+        orders: Mapping[int, Any],
+        read: Callable[[int, ClientReply, Params], T],
+    ) -> Iterator[tuple[int, T | Refusal]]:
+        """What ``read`` makes of the clients' answers, which a WireError refuses."""
+        for client, answer in self._replies(message, clients, send, orders):
+            result: T | Refusal
+            try:
+                result = answer if isinstance(answer, Refusal) else read(client, *answer)
+            except WireError as error:
+                result = Refusal(str(error))
+            if isinstance(result, Refusal):
+                self._log(message, client, result.reason)
+            yield client, result
 
     def _replies(
         self,

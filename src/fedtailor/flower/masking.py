@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -220,8 +221,7 @@ class GridClients:
             keys = {one.client: one for several in messages.values() for one in several}
             value = tuple(keys[client] for client in sorted(keys))
         message = self._message(step, setting, replace(self._told, **{step: value}))
-        asked = self._executor.ask(message, sorted(messages), self._checked)
-        replies = {client: reply.masking for client, reply in asked}
+        replies = dict(self._executor.ask(message, sorted(messages), partial(self._read, step)))
         if len(messages) - len(self._spent) < setting.least:
             raise NoiseSpentError(f"the accounts of {len(self._spent)} clients have no update left")
         if step == "keys":
@@ -239,21 +239,16 @@ class GridClients:
         message = self._message("reweigh", setting, self._executor.masking)
         form = {name: (torch.int32, tuple(value.shape)) for name, value in mean.items()}
         form[WEIGHT] = torch.int32, ()
-        sent = dict[int, Params]()
 
-        def check(message: RoundRequest, client: int, reply: ClientReply, payload: Params) -> None:
+        def read(client: int, reply: ClientReply, payload: Params) -> Params:
             check_form("its upload", payload, form)
-            sent[client] = payload
+            return payload
 
-        for _ in self._executor.ask(message, sorted(masks), check, mean, masks):
-            pass
-        return sent
+        return dict(self._executor.ask(message, sorted(masks), read, mean, masks))
 
-    def _checked(
-        self, message: RoundRequest, client: int, reply: ClientReply, payload: Params
-    ) -> None:
-        """Raise WireError where a reply is none to this step."""
-        step, told = message.kind, reply.masking or MaskingReply()
+    def _read(self, step: str, client: int, reply: ClientReply, payload: Params) -> MaskingReply:
+        """What a reply says. Raises WireError where it is none to this step."""
+        told = reply.masking or MaskingReply()
         if step == "keys":
             keys = told.keys
             is_right = keys is not None and keys.client == client and _are_keys(keys)
@@ -269,6 +264,7 @@ class GridClients:
             is_right = known and bool(shares)
         if not is_right:
             raise WireError(f"its answer to the step {step!r} of secure aggregation is none")
+        return told
 
 
 def _name(message: RoundRequest, attempt: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..params import Params, clone
+from ..params import Params, add, clone
 from ..stacked import GROUP, accumulation_dtype
 from ..torch_private import in_each
 
@@ -177,8 +177,7 @@ class UploadSum:
 
     def put(self, position: int, upload: Params) -> None:
         """Add an upload."""
-        total = self._total or {name: torch.zeros_like(value) for name, value in upload.items()}
-        self._total = {name: total[name] + value for name, value in upload.items()}  # wraps round
+        self._total = add(self._total, upload) if self._total else clone(upload)  # wraps round
 
     def keep(self, rows: Sequence[int]) -> None:
         """Nothing is left out of a sum."""

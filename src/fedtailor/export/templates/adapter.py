@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from torch import Tensor
-
-from .base import HERE, Base, Batch
+from .base import HERE, Base
 
 
 class Model(Base):
@@ -23,6 +21,3 @@ class Model(Base):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT's own
             PeftModel.from_pretrained(part, str(self.folder)).eval()  # adds the LoRA in place
-
-    def logits(self, batch: Batch) -> Tensor:
-        return self.forward(batch)

@@ -8,7 +8,6 @@ import io
 import json
 import re
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from errno import EINVAL
 from pathlib import Path
@@ -58,13 +57,14 @@ class Base(Exported):
             if hasattr(reads, "get_input_embeddings"):
                 self.num_ids = len(reads.get_input_embeddings().weight)
 
-    @abstractmethod
     def logits(self, batch: Batch) -> Tensor:
-        """Compute the logits ``[b, classes]``, or ``[b, L, vocabulary]`` of a language model.
+        """Compute the logits ``[b, classes]``, or ``[b, L, vocabulary]`` of a language model: those
+        of the network, unless a form says otherwise.
 
         ``batch`` has ``input_ids`` and ``attention_mask`` ``[b, L]``, or ``[b, S, L]`` where an
         example is S sequences; or ``pixel_values`` ``[b, C, H, W]`` from 0 to 1.
         """
+        return self.forward(batch)
 
     def part(self, name: str) -> Tensors:
         """Return the tensors whose name begins with ``name/``, under the rest of their name."""

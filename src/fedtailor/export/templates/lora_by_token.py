@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import HERE, Base, Batch
+from .base import HERE, Base
 
 
 class Model(Base):
@@ -24,9 +24,6 @@ class Model(Base):
         for path in sorted({name.rpartition("/")[0] for name in self.tensors}):
             layer = self.network.get_submodule(path)
             layer.register_forward_hook(partial(self._add, self.part(path)))
-
-    def logits(self, batch: Batch) -> Tensor:
-        return self.forward(batch)
 
     def _add(
         self, lora: dict[str, Tensor], layer: nn.Module, inputs: tuple[Any, ...], y: Tensor

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import torch
 
 from ... import random
 from ...errors import TooFewUploadsError
-from ...params import Params, clone, flat, unflat
+from ...params import Params, add, clone, flat, row, unflat
 from ..chain import Link, UploadContext
-from ..collected import UploadSum
 from .config import SecureAggregationConfig
 from .fixed_point import FixedPoint
 from .keys import add_masks
@@ -64,8 +64,7 @@ class Secure(Link):
 
     def total(self, uploads: Params, at: UploadContext) -> Params:
         assert self.exchange is not None
-        rows = {name: value[0] for name, value in uploads.items()}
-        mean = self._mean(self.exchange, rows, at.clients)
+        mean = self._mean(self.exchange, row(uploads, 0), at.clients)
         if self.own_weight is not None:
             mean = self._weighed(mean, at, self.exchange.setting.size)
         if not self.from_update:
@@ -84,13 +83,10 @@ class Secure(Link):
         masks = exchange.open(at.clients, self.weighing)
         mean = {name: value.float() for name, value in mean.items()}
         kept, self.kept = self.kept, {}
-        sent, total = self.clients.reweigh(exchange.setting, masks, mean, kept), UploadSum()
-        for place, client in enumerate(sorted(sent)):
-            total.put(place, sent[client])
+        sent = self.clients.reweigh(exchange.setting, masks, mean, kept)
         if not sent:
             raise TooFewUploadsError("secure aggregation: no client has sent its weight")
-        rows = {name: value[0] for name, value in total.params.items()}
-        sums = self._mean(exchange, rows, sorted(sent))
+        sums = self._mean(exchange, reduce(add, sent.values()), sorted(sent))
         weight = float(sums.pop(WEIGHT)) / self.config.range
         return {name: value / weight if weight > 0 else 0 * value for name, value in sums.items()}
 
@@ -98,13 +94,13 @@ class Secure(Link):
         setting = Setting(f"{self.clients.name}/{at.round}", at.clients, self.config, drawn)
         return Exchange(setting, self.clients)
 
-    def _mean(self, exchange: Exchange, rows: Params, there: Sequence[int]) -> Params:
-        """The mean, float64, of those whose values ``rows`` are the sum of."""
+    def _mean(self, exchange: Exchange, total: Params, there: Sequence[int]) -> Params:
+        """The mean, float64, of those whose values have the sum ``total``, modulo 2^32."""
         left = exchange.close(there)
-        total = flat(rows).cpu().numpy().view(np.uint32)
-        whole = add_masks(total, left.plus, left.minus)
+        masked = flat(total).cpu().numpy().view(np.uint32)
+        whole = add_masks(masked, left.plus, left.minus)
         values = self._numbers(left.clients).decoded(whole, left.weight)
-        return unflat(torch.from_numpy(values), rows)
+        return unflat(torch.from_numpy(values), total)
 
 
 def reweighed(
