@@ -44,16 +44,9 @@ class Plan:
 def audit(
     trained: TrainedMethod, plan: Plan | None = None, say: Callable[[str], object] = lambda _: None
 ) -> list[Finding]:
-    """What the attacks find out, one `Finding` for each number.
-
-    Args:
-        trained: the method with a seed, whose data are loaded again.
-        plan: how much is tried.
-        say: gets a line before each attack that takes long.
-
-    Raises:
-        InputError: there are no rows to tell apart, or the run can't have shadows.
-    """
+    """What the attacks find out, one `Finding` for each number; ``say`` gets a line before each
+    that takes long. Raises InputError where there are no rows to tell apart, or the run can't have
+    shadows."""
     plan = plan or Plan()
     experiment = trained.experiment
     if experiment.engine.device != "cpu":  # the models are opened there

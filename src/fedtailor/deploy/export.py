@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..data.names import client_number
 from ..errors import InputError, unknown
-from ..export.folder import ClientModel, kept_by_joined
+from ..export.folder import ClientModel
 from ..flower.states import MODEL
+from ..inference.onboard import RESULT_FILE, read_result
 from ..runs.build import task_again
 from ..runs.manifest import read_data_manifest
 from ..store.files import load_tensors
@@ -51,7 +52,8 @@ def open_model(
     method = experiment.methods[label]
     data = read_data_manifest(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    joined = kept_by_joined(newest.parent)
+    has_joined = (newest.parent / RESULT_FILE).is_file()
+    joined = read_result(newest.parent).kept if has_joined else None
     return ClientModel(experiment, label, seed, data, task, state, name, joined=joined)
 
 

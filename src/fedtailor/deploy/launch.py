@@ -50,11 +50,8 @@ def server_environment(deployment: Deployment) -> dict[str, str]:
 
 def serve(deployment: Deployment, *, insecure: bool) -> None:
     """Start the SuperLink, register the sites' keys, and serve until interrupted; ``insecure``:
-    without TLS and keys.
-
-    Raises:
-        InputError: a file is missing; the SuperLink doesn't start, or ends.
-    """
+    without TLS and keys. Raises InputError where a file is missing, or the SuperLink doesn't start,
+    or ends."""
     local = deployment.host in ("localhost", "127.0.0.1")
     host = "127.0.0.1" if local else "0.0.0.0"
     command = [
@@ -179,15 +176,9 @@ def let_in(deployment: Deployment) -> bool:
 
 
 def run(deployment: Deployment) -> Path:
-    """Run the remaining rounds of the experiment, with the server's lines on stderr. What Flower
-    says of itself goes to a file, but for warnings and errors.
-
-    Returns:
-        The run directory.
-
-    Raises:
-        InputError: the server doesn't answer; the run fails.
-    """
+    """Run the remaining rounds of the experiment, with the server's lines on stderr; the run
+    directory. What Flower says of itself goes to a file, but for warnings and errors. Raises
+    InputError where the server doesn't answer, or the run fails."""
     env = server_environment(deployment)
     number = ""
     try:

@@ -27,7 +27,7 @@ from ..runs.experiment import Experiment
 from ..task.batch_norm import check_variances
 from ..task.task import Task
 from ..uploads.chain import Chain
-from .codec import FAULTS, Limits, WireError, unpack, words
+from .codec import FAULTS, Limits, WireError, named_payload, unpack, words
 from .messages import ClientReply, NodeInfo, RoundReply, RoundRequest
 from .schema import UploadSchema, check_form, form_of
 
@@ -175,12 +175,7 @@ def _answer(reply: ClientReply, payloads: Sequence[Params]) -> Answer:
         return Refusal(words(reply.error or "an error"), reply.diverged)
     if reply.payload is None:
         return reply, {}
-    if not 0 <= reply.payload < len(payloads):
-        raise WireError(
-            f"the reply names payload {reply.payload}; the message has {len(payloads)}, numbered "
-            "from 0"
-        )
-    return reply, payloads[reply.payload]
+    return reply, named_payload(payloads, reply.payload, "reply")
 
 
 def accept_upload(

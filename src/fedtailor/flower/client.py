@@ -40,7 +40,7 @@ from ..store.committed import MOST_ROLL_BACKS
 from ..store.files import write_json
 from ..store.secret import secret_of
 from ..task.backbone import Backbone
-from .codec import FAULTS, Limits, pack, unpack
+from .codec import FAULTS, Limits, named_payload, pack, unpack
 from .masking import SiteMasks, signer
 from .messages import (
     STEPS,
@@ -126,11 +126,8 @@ class Site:
         self._session: Session | None = None
 
     def load(self) -> None:
-        """Read the data and share them out, which the first `node_info` does otherwise.
-
-        Raises:
-            InputError: they can't be used. The message may show what stands in them.
-        """
+        """Read the data and share them out, which the first `node_info` does otherwise. Raises
+        InputError where they can't be used; the message may show what stands in them."""
         for seed in self.experiment.seeds:
             self._federation(seed)
         for omission in self._federation(self.experiment.seeds[0]).omissions:
@@ -188,8 +185,9 @@ class Site:
         for request in message.requests:
             upload: Params | None = None
             try:
-                self._check_request(message, request, served, payloads)
-                payload, states = payloads[request.payload], States(folder, before)
+                self._check_request(message, request, served)
+                payload = named_payload(payloads, request.payload, "request")
+                states = States(folder, before)
                 masks = self._masks(message, request, folder, session)
                 if session is None:
                     result = ClientReply(request.client, masking=masks)
@@ -259,11 +257,7 @@ class Site:
         self._load([message.seed])
 
     def _check_request(
-        self,
-        message: RoundRequest,
-        request: WireRequest,
-        served: Collection[int],
-        payloads: Sequence[Params],
+        self, message: RoundRequest, request: WireRequest, served: Collection[int]
     ) -> None:
         if request.client not in served:
             raise InputError(f"client {request.client} is not served here")
@@ -274,11 +268,6 @@ class Site:
             raise InputError(
                 f"a request for round {message.round} that starts from round {request.base}, with "
                 f"round {request.best} as the best one, is out of order"
-            )
-        if not 0 <= request.payload < len(payloads):
-            raise InputError(
-                f"the request names payload {request.payload}; the message has {len(payloads)}, "
-                "numbered from 0"
             )
 
     @property

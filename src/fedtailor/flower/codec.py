@@ -127,6 +127,15 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def named_payload(payloads: Sequence[Params], place: int, by: str) -> Params:
+    """The payload at the ``place`` that a part of the message names."""
+    if not 0 <= place < len(payloads):
+        raise WireError(
+            f"the {by} names payload {place}; the message has {len(payloads)}, numbered from 0"
+        )
+    return payloads[place]
+
+
 def _check_size(size: int, most: int, what: str) -> None:
     if size > most:
         raise WireError(f"it has {size} {what}; at most {most} are read")

@@ -79,13 +79,10 @@ def check_form(what: str, params: Params, expected: Form) -> None:
             found, wanted = ("missing", "there") if name in expected else ("there", "left out")
             raise WireError(f"{name} of {what} is {found}; it must be {wanted}")
         (dtype, shape), (type_, size) = actual[name], expected[name]
-        if dtype != type_ or not _fits(shape, size):
+        fits = dtype == type_ and len(shape) == len(size)
+        if not fits or any(b not in (a, ANY) for a, b in zip(shape, size, strict=True)):
             found, wanted = _in_words(dtype, shape), _in_words(type_, size)
             raise WireError(f"{name} of {what} is {found}; it must be {wanted}")
-
-
-def _fits(shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    return len(shape) == len(size) and all(b in (a, ANY) for a, b in zip(shape, size, strict=True))
 
 
 def _in_words(dtype: torch.dtype, shape: tuple[int, ...]) -> str:

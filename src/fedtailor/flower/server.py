@@ -131,12 +131,10 @@ def serve(
             nodes.model = fingerprint(experiment.model)
             nodes.wait_for_clients()
 
-        def run_trial(trial: TrialRun) -> None:
-            _run_trial(inputs, trial, nodes, timeouts)
-
         def is_done(trial: TrialRun) -> bool:
             return trial.store.last.finished and not clients_without_model(trial)
 
+        run_trial = partial(_run_trial, inputs, nodes, timeouts)
         left = rounds_left(experiment, out)
         summary = start_summary(inputs, left)
         run_trials(experiment, federations, out, run_trial, is_done, left=left, summary=summary)
@@ -163,7 +161,7 @@ def check_remote(experiment: Experiment) -> None:
         )
 
 
-def _run_trial(inputs: Inputs, trial: TrialRun, nodes: Nodes, timeouts: Timeouts) -> None:
+def _run_trial(inputs: Inputs, nodes: Nodes, timeouts: Timeouts, trial: TrialRun) -> None:
     method, federation, store = trial.method, trial.federation, trial.store
     plan, task = inputs.experiment.plan, inputs.task(trial.method, trial.seed)
     first = method.init_client(task, 0, random.key(trial.seed, "client", 0))

@@ -58,21 +58,13 @@ def attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute ``softmax(Q K^T scaling + mask) V``, as transformers calls it.
+    """Compute ``softmax(Q K^T scaling + mask) V`` ``[b, L, heads, d]``, as transformers calls it,
+    and None for the weights.
 
-    Args:
-        module: the layer. It computes its own formula if that has more terms.
-        query: ``[b, heads, L, d]``.
-        key: ``[b, groups, S, d]``; several heads share one of the groups.
-        value: ``[b, groups, S, d]``.
-        attention_mask: float ``[b or 1, heads or 1, L, S]``, added, or `causal_mask`; None: all is
-            visible.
-        scaling: of the products; None: ``d ** -0.5``.
-        dropout: of the weights; always 0 here.
-        kwargs: what else transformers tells; the terms of other formulas among them.
-
-    Returns:
-        ``[b, L, heads, d]``, and None for the weights.
+    Q is ``[b, heads, L, d]``, K and V are ``[b, groups, S, d]``: several heads share one of the
+    groups. The mask is float ``[b or 1, heads or 1, L, S]``, or `causal_mask`; None: all is
+    visible. Without ``scaling`` it is ``d ** -0.5``; ``dropout`` is always 0 here. The layer
+    ``module`` computes its own formula if ``kwargs`` have more terms.
     """
     if any(kwargs.get(name) is not None for name in _OTHERS):
         own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]

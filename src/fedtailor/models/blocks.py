@@ -58,10 +58,7 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
     dots too. Paths that agree up to their first number are one block; a path without a number is a
     block by itself. ``all-linear`` stands for all in numbered layers but a task head's. Without
     targets, they are those of the model's type in ``PROJECTIONS``, also of a wrapped model; none if
-    that isn't known.
-
-    Raises:
-        InputError: a pattern matches no linear layer's path.
+    that isn't known. Raises InputError where a pattern matches no linear layer's path.
 
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> find_blocks(mlp, ["*"])
@@ -90,25 +87,17 @@ def find_head(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ...]
     Without ``patterns``, which are as for `find_blocks`, these are the modules directly below
     ``model`` that have a usual name (``classifier``, ``score``, ``head``, ...). A language model's
     output layer is no head: it is as large as the vocabulary. Of modules inside each other the
-    outermost counts.
-
-    Raises:
-        InputError: a pattern matches no module's path.
+    outermost counts. Raises InputError where a pattern matches no module's path.
 
     >>> model = nn.ModuleDict({"body": nn.Linear(4, 3), "classifier": nn.Linear(3, 2)})
     >>> find_head(model)
     ('classifier',)
     """
-    owners = [name for name, module in model.named_modules() if name and any_parameter(module)]
+    owners = [name for name, one in model.named_modules() if name and [*one.parameters()]]
     if patterns:
         paths = _match(owners, patterns, "head")
         return tuple(p for p in paths if not any(p.startswith(f"{q}.") for q in paths))
     return tuple(name for name in _HEADS if name in owners)
-
-
-def any_parameter(module: nn.Module) -> bool:
-    """Say whether ``module`` or one inside it has a parameter."""
-    return next(module.parameters(), None) is not None
 
 
 def model_type(model: nn.Module) -> str:

@@ -25,10 +25,7 @@ TEMPLATES = {
 
 
 def chat_template(name: str) -> str:
-    """Return the template of that name, or the Jinja template itself.
-
-    Raises:
-        InputError: it is neither.
+    """Return the template of that name, or the Jinja template itself; InputError if it is neither.
 
     >>> "### Response:" in chat_template("alpaca")
     True

@@ -135,10 +135,8 @@ def load_model(
 def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
     """Load the tokenizer of the model that ``config`` names; its end-of-text token stands in for a
     missing padding token. None for a model that reads no text, and for a folder without a
-    tokenizer's files.
-
-    Raises:
-        InputError: the model is unknown or not on this machine; the tokenizer can't be read.
+    tokenizer's files. Raises InputError where the model is unknown or not on this machine, or the
+    tokenizer can't be read.
 
     >>> load_tokenizer(ModelConfig("minilm")).tokenize("tailored")
     ['tailored']
@@ -309,10 +307,8 @@ def _trained_head(config: ModelConfig, model: nn.Module, new: frozenset[str]) ->
 def _network(
     config: ModelConfig, network: Network, num_classes: int, picture: Sequence[int] | None
 ) -> tuple[nn.Module, ImageInputs]:
-    """Build a network for the data's pictures, or for squares of ``config.image_size``.
-
-    It sees the pictures scaled from [0, 1] to [-1, 1].
-    """
+    """Build a network for the data's pictures, or for squares of ``config.image_size``, scaled from
+    [0, 1] to [-1, 1]."""
     if picture is None:
         raise InputError(
             f"model {config.name!r} is made for the data's pictures, and these data have none"
@@ -332,11 +328,8 @@ def _network(
 
 
 def call_factory(factory: str) -> nn.Module | Backbone:
-    """Call the function that ``factory`` names, as ``file.py:function``.
-
-    Raises:
-        InputError: no such file or function, a mistake in it, or it needs arguments or returns
-            something else.
+    """Call the function that ``factory`` names, as ``file.py:function``. Raises InputError where
+    there is none, it has a mistake, needs arguments or returns something else.
 
     >>> call_factory("net.py:build")
     Traceback (most recent call last):

@@ -71,11 +71,8 @@ def minilm() -> Path | None:
 
 def smollm2() -> Path | None:
     """Return the folder of SmolLM2-135M-Instruct, in Hugging Face's format; None without its
-    package.
-
-    The package has 4-bit weights in GGUF. They are converted to float32 once (15 seconds, 540 MB),
-    and stored in the cache.
-    """
+    package. Its 4-bit weights in GGUF are converted to float32 once (15 seconds, 540 MB), and stored
+    in the cache."""
     target = cache_dir() / "models" / "smollm2-135m-instruct-q4_1"
     if target.is_dir():
         return target
@@ -169,10 +166,8 @@ BUILTIN: dict[str, Builtin] = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and its tables of new and unsharded weights off stderr.
-
-    `fedtailor.models.transformer` checks itself which weights are new; that can be an error.
-    """
+    """Keep transformers' progress bars and its tables of new and unsharded weights off stderr:
+    `fedtailor.models.transformer` checks itself which weights are new; that can be an error."""
     import logging
 
     from transformers.utils import logging as transformers_logging

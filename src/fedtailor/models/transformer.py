@@ -39,15 +39,9 @@ _SIDE = 224  # pixels, for a model that names no size
 def build_transformer(
     config: ModelConfig, source: str, objective: Objective, modality: Modality, num_classes: int
 ) -> tuple[nn.Module, Prepare, frozenset[str]]:
-    """Build a model with the weights of ``source``, a folder or a hub name, or with random ones.
-
-    Returns:
-        The model, the function that turns a batch into its inputs, and the names of its new
-        parameters.
-
-    Raises:
-        InputError: the model can't be loaded, lacks weights, or is of another kind.
-    """
+    """Build a model with the weights of ``source``, a folder or a hub name, or with random ones;
+    return it, the function that turns a batch into its inputs, and the names of its new parameters.
+    Raises InputError where it can't be loaded, lacks weights, or is of another kind."""
     hf = transformers_config(source, config)
     _set_dropout(hf, config.dropout)
     if (outputs := objective.num_outputs(num_classes)) is not None:

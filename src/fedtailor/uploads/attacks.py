@@ -170,15 +170,11 @@ def attack_uploads(
     key: Tensor,
     products: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Put what attackers send into ``uploads``, in place.
+    """Put what the members in the rows ``attackers`` send into the cohort's ``uploads``
+    ``[c, ...]``, in place. Where all attack, each knows only its own update.
 
-    Args:
-        attack: of a kind `AttackConfig.on_uploads`.
-        uploads: of the cohort, stacked ``[c, ...]``; those that can be attacked.
-        unchanged: of each member the upload that changes nothing, by name ``[...]``.
-        attackers: their rows. Where all members attack, each knows only its own update.
-        key: for the values of ``gaussian``.
-        products: the names of factors A and B whose product the server adds.
+    ``unchanged`` are each member's upload that changes nothing, by name ``[...]``; ``products`` the
+    names of factors A and B whose product the server adds; ``key`` is for the values of gaussian.
     """
     factors_A, factors_B = ({pair[which] for pair in products} for which in (0, 1))
     honest = [row for row in range(len(unchanged)) if row not in attackers]

@@ -8,7 +8,7 @@ Then a rule selects uploads, which the method aggregates with its own weights:
     krum: the one of the smallest score s(i), the sum of its squared distances to the c - f - 2
         nearest others; multi-krum: the ``keep`` ones of the smallest scores
     mda: the c - f uploads whose largest distance from each other is the smallest
-or makes one upload of all, in place of their weighted mean (`combine.combined`):
+or makes one upload of all, in place of their weighted mean (`robust.combined`):
     median, trimmed-mean, meamed: by coordinate
     geometric-median, centred-clipping, bulyan
 
@@ -201,10 +201,8 @@ class Robust:
 
     def among(self, present: int) -> Robust:
         """The rule for a round in which so many of the cohort's uploads are there: it withstands as
-        many attackers as they allow. Each member that is missing may have been one of them.
-
-        Raises:
-            TooFewUploadsError: fewer than three are there, which can't show who is false.
+        many attackers as they allow. Each member that is missing may have been one of them. Raises
+        TooFewUploadsError where fewer than three are there, which can't show who is false.
 
         >>> Robust("krum", attackers=2).among(6).attackers
         1
@@ -236,9 +234,12 @@ class Robust:
         if self.rule == "mda":
             return rows - self.attackers
         if self.rule in ("krum", "multi-krum"):
-            kept = 1 if self.rule == "krum" else self.keep or rows - self.attackers - 2
-            return max(1, kept)
+            return self._kept(rows)
         return 1 if self.combines else rows
+
+    def _kept(self, rows: int) -> int:
+        """How many of the rows that Krum gets it keeps."""
+        return 1 if self.rule == "krum" else max(1, self.keep or rows - self.attackers - 2)
 
     def select(self, uploads: Params) -> Tensor | None:
         """The selected rows of uploads stacked ``[c, ...]``, ascending int64 ``[m]``; None: all."""
@@ -248,20 +249,12 @@ class Robust:
         if self.rule == "mda":
             return smallest_diameter(d2, len(d2) - self.attackers)
         scores = krum_scores(d2, self.attackers)
-        # the rows that the rule gets are buckets already
-        kept = 1 if self.rule == "krum" else self.keep or len(d2) - self.attackers - 2
-        return scores.argsort(stable=True)[: max(1, kept)].sort().values
+        return scores.argsort(stable=True)[: self._kept(len(d2))].sort().values
 
 
 def krum_scores(d2: Tensor, attackers: int) -> Tensor:
-    """s(i) of every upload: the sum of its squared distances to the c - f - 2 nearest others.
-
-    Args:
-        d2: squared distances ``[c, c]``.
-        attackers: f.
-
-    Returns:
-        ``[c]``, lowest for the most trusted upload; 0 for a single one.
+    """s(i) of every upload ``[c]``, from squared distances ``[c, c]``: their sum to the c - f - 2
+    nearest others; lowest for the most trusted upload, and 0 for a single one.
 
     >>> x = torch.tensor([0.0, 1.0, 2.0, 50.0, 3.0])
     >>> krum_scores((x[:, None] - x) ** 2, 1).tolist()

@@ -161,10 +161,8 @@ class Base(Exported):
 
     @torch.no_grad()
     def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
-        """Return the logits of each text or file with a picture.
-
-        Inputs of similar length share a batch, as when the model was evaluated.
-        """
+        """Return the logits of each text or file with a picture. Inputs of similar length share a
+        batch, as when the model was evaluated."""
         texts = self.tokenizer is not None
         order = sorted(
             range(len(inputs)), key=lambda i: len(self._read(inputs[i])[0]) if texts else 0
@@ -179,11 +177,8 @@ class Base(Exported):
 
     def answer(self, given: str) -> str:
         """Return what the model says of a text or of a file with a picture; of a .txt or .csv file:
-        a line for each of its texts. How many texts were too long is said on stderr.
-
-        Raises:
-            OSError: a file is missing, or is none that the model reads.
-        """
+        a line for each of its texts. How many texts were too long is said on stderr. Raises OSError
+        where a file is missing, or is none that the model reads."""
         if self.tokenizer is not None and _names_a_file(given):
             columns, joined = self.about["columns"], None
             if chat := self.about.get("chat"):
@@ -214,10 +209,7 @@ def _read_texts(
 ) -> list[Any]:
     """The texts of a .txt file, one a line, or of a .csv file: those of the first of ``columns``
     that it has, or of both columns of a ``pair``; ``joined`` makes one of that column and a row.
-
-    Raises:
-        OSError: it is missing, or is none that can be read.
-    """
+    Raises OSError where it is missing, or is none that can be read."""
     if file.suffix not in (".txt", ".csv", ".tsv"):
         allowed = "give a text, a .txt file with one text a line, or a .csv file"
         if pair:

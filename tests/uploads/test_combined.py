@@ -10,7 +10,7 @@ from fedtailor.errors import InputError
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedsdg import FedSDG
 from fedtailor.params import Params
-from fedtailor.uploads.combine import combined
+from fedtailor.uploads.robust import combined
 from fedtailor.uploads.rules import COMBINATIONS, Robust
 from tests.small import last_round
 
