@@ -60,7 +60,9 @@ def audit(
     say(f"{len(rows.is_member)} rows of {len(rows.rows)} clients; at most {plan.minutes:g} minutes")
     findings = by_loss(trained, models)
     if plan.shadows:
-        say(f"{plan.shadows} shadow runs, {_seconds(trained):.0f} s each as the run itself took")
+        trial = read(trained.run, only=(trained.label, trained.seed)).trials[0]
+        seconds = sum(sum(one.seconds.values()) for one in trial.timings)
+        say(f"{plan.shadows} shadow runs, {seconds:.0f} s each as the run itself took")
         findings += by_likelihood(trained, models, plan.shadows, deadline)
     if plan.canaries:
         runs = -(-plan.canaries // trained.federation.num_clients)
@@ -69,9 +71,3 @@ def audit(
         each = plan.batch_size, plan.batches, plan.steps
         findings += by_inversion(trained, *each, deadline, say)
     return findings
-
-
-def _seconds(trained: TrainedMethod) -> float:
-    """How long the run has taken."""
-    trial = read(trained.run, only=(trained.label, trained.seed)).trials[0]
-    return sum(sum(one.seconds.values()) for one in trial.timings)

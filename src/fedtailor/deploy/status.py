@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..store.committed import read_commit, read_refused
-from ..store.format import REFUSED_FILE, has_commit, trial_folder, whole_lines
+from ..store.committed import commit_of, read_refused
+from ..store.format import REFUSED_FILE, trial_folder, whole_lines
 from .folder import Deployment
 from .registration import REGISTERED, read_registered
 from .subprocesses import CONNECTION, ask
@@ -54,10 +54,11 @@ def _progress(deployment: Deployment) -> Iterator[dict[str, Any]]:
             refused = folder / REFUSED_FILE
             lines = whole_lines(refused) if refused.exists() else []
             found = [read_refused(line, refused) for line in lines]
+            commit = commit_of(folder)
             yield {
                 "method": label,
                 "seed": seed,
-                "round": read_commit(folder).round if has_commit(folder) else 0,
+                "round": commit.round if commit else 0,
                 "rounds": experiment.rounds,
                 "refused": len({(one.round, one.client) for one in found}),
             }

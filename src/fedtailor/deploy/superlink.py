@@ -18,7 +18,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -39,6 +39,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import announce, one_line, whole_number
 from ..flower.patience import Trouble
@@ -49,10 +50,6 @@ _OPEN_PATHS = ("/v1/fleet/", "/health")
 _LOCK = "25000"  # milliseconds for another transaction; Flower's programs wait 30 s for an answer
 _TOO_LARGE = 101  # the code of an error in the place of a message
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Scope]]
-Send = Callable[[Scope], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[..., Any]
 
 _trouble = Trouble("fedtailor: Flower's store fails, and who asks is told to ask again")
@@ -63,7 +60,7 @@ class OnlySites:
     """A filter that refuses requests from other machines, except those of a site's node, and large
     ones."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

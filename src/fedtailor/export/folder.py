@@ -261,7 +261,7 @@ def _merged(model: ClientModel, portable: Portable) -> Portable:
 
 def _write_transformer(network: Network, tensors: Params, out: Path) -> dict[str, Any]:
     """The full model for ``from_pretrained``, or its encoder and head."""
-    if network.is_whole:
+    if network.pooling != "mean":  # `from_pretrained` can load its head, too
         network.write(tensors, out, weights=True, whole=True)
         if network.data["modality"] == "image":
             network.write_image_processor(out)

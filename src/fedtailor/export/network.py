@@ -110,11 +110,6 @@ class Network:
         return self.model.pooling if isinstance(self.model, Pooled) else None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether ``from_pretrained`` of transformers can load all of it, its head too."""
-        return self.is_transformer and self.pooling != "mean"
-
-    @property
     def name(self) -> str | None:
         """The hub name or the folder of the pretrained weights; None: they must be stored."""
         if not self.is_transformer or not self.config.pretrained or self.config.name in BUILTIN:

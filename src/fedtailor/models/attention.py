@@ -22,18 +22,16 @@ _Form = tuple[float, bool]  # the scaling; whether a token sees itself and earli
 _Saved = tuple[Tensor, ...]  # the output [b, heads, L, d], and what the backward pass needs of it
 
 
-def can_replace(model: nn.Module) -> bool:
-    """Say whether the code of a model of transformers lets its attention function be chosen."""
-    return "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
-
-
-def register() -> None:
-    """Register `attention` among transformers' attention functions, with masks of float."""
+def give(model: Any) -> None:
+    """Let a model of transformers use `attention`, with masks of float, if its code lets the
+    function be chosen."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, eager_mask)
+    if "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__]):
+        AttentionInterface.register(NAME, attention)
+        AttentionMaskInterface.register(NAME, eager_mask)
+        model.set_attn_implementation(NAME)
 
 
 def is_used(model: nn.Module) -> bool:

@@ -71,8 +71,8 @@ def minilm() -> Path | None:
 
 def smollm2() -> Path | None:
     """Return the folder of SmolLM2-135M-Instruct, in Hugging Face's format; None without its
-    package. Its 4-bit weights in GGUF are converted to float32 once (15 seconds, 540 MB), and stored
-    in the cache."""
+    package. The package has 4-bit weights in GGUF, which are converted to float32 once (15 seconds,
+    540 MB), and stored in the cache."""
     target = cache_dir() / "models" / "smollm2-135m-instruct-q4_1"
     if target.is_dir():
         return target

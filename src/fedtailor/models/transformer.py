@@ -163,11 +163,9 @@ def _load_weights(
 
 
 def _finished(config: ModelConfig, model: Any) -> nn.Module:
-    """Set the model's attention, where its code lets it be chosen, and make its projections
-    nn.Linear."""
-    if config.attention == "sdpa" and attention.can_replace(model):
-        attention.register()
-        model.set_attn_implementation(attention.NAME)
+    """Set the model's attention, and make its projections nn.Linear."""
+    if config.attention == "sdpa":
+        attention.give(model)
     return linearise(model)
 
 

@@ -111,7 +111,13 @@ class Robust:
     def check(self, cohort_size: int) -> None:
         """Raise InputError if a cohort of so many uploads is too small for ``attackers`` or
         ``keep``, if nothing uses a setting, or if the rule would do nothing."""
-        self._check_used()
+        for name, users in _USED_BY.items():
+            value = getattr(self, name)
+            if value != getattr(Robust(), name) and not {self.rule, *self.before} & {*users}:
+                raise InputError(
+                    f"robust.{name} = {value} is for {' and '.join(map(repr, users))}; "
+                    f"robust.rule is {self.rule!r}, robust.before {list(self.before)}"
+                )
         if len(set(self.before)) < len(self.before):
             raise InputError(f"robust.before = {list(self.before)} names a step twice")
         if self.rule == "none" and "nnm" not in self.before:
@@ -129,8 +135,10 @@ class Robust:
                 "more"
             )
         if self.attackers > most:
+            steps = f" after {', '.join(self.before)}" if self.before else ""
+            rule = f"rule {self.rule!r}{steps}"
             raise InputError(
-                f"robust.attackers = {self.attackers} under {self._title} needs the uploads of at "
+                f"robust.attackers = {self.attackers} under {rule} needs the uploads of at "
                 f"least {self._least_cohort} clients; a round has {cohort_size}; allowed: up to "
                 f"{most}"
             )
@@ -147,16 +155,6 @@ class Robust:
                 "uploads. Take 'multi-krum'"
             )
 
-    def _check_used(self) -> None:
-        """Raise InputError for a setting that neither the rule nor a step before it uses."""
-        for name, users in _USED_BY.items():
-            value = getattr(self, name)
-            if value != getattr(Robust(), name) and not {self.rule, *self.before} & {*users}:
-                raise InputError(
-                    f"robust.{name} = {value} is for {' and '.join(map(repr, users))}; "
-                    f"robust.rule is {self.rule!r}, robust.before {list(self.before)}"
-                )
-
     def check_method(self, name: str, *, needs_only_mean: bool, sends_updates: bool) -> None:
         """Raise InputError if the rule doesn't go with a method of this ``name``."""
         if needs_only_mean:
@@ -172,10 +170,6 @@ class Robust:
                 f"'clip' needs uploads that can be compared with the server's state; those of "
                 f"{name} can't; allowed in robust.before: 'nnm'"
             )
-
-    @property
-    def _title(self) -> str:
-        return f"rule {self.rule!r}" + (f" after {', '.join(self.before)}" if self.before else "")
 
     def _rows(self, cohort_size: int) -> int:
         """How many uploads the rule gets."""

@@ -89,11 +89,10 @@ def degree(clients: int, least: int) -> int:
     >>> degree(100, 70), degree(10_000, 7_000)
     (58, 284)
     """
-
-    def is_safe(half: int) -> bool:  # the probability falls with the number of neighbours
-        return _fails(clients, least, 2 * half) * clients <= _SAFE
-
-    fewest = 1 + bisect_left(range(1, clients // 2), True, key=is_safe)
+    halves = range(1, clients // 2)  # the probability falls with the number of neighbours
+    fewest = 1 + bisect_left(
+        halves, True, key=lambda half: _fails(clients, least, 2 * half) * clients <= _SAFE
+    )
     return min(2 * fewest, clients - 1)
 
 
