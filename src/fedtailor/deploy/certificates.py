@@ -30,8 +30,7 @@ _YEARS = {"authority": 10, "server": 3}
 
 
 def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
-    """Make the certificates and keys that are missing, or with ``force`` all anew; return the paths
-    of the new files."""
+    """Make the certificates and keys that are missing, or with ``force`` all; the new files."""
     new_files: list[Path] = []
     key_path, path = deployment.certificate("ca.key"), deployment.certificate("ca.crt")
     new_authority = force or not path.exists()

@@ -144,8 +144,7 @@ class Deployment:
 
     @property
     def own_files(self) -> list[str]:
-        """The user's own files, which all sites need, as paths in the folder: those of methods, of
-        the model and of metrics."""
+        """The user's own files, which all sites need, as paths in the folder."""
         return [*copies(self.experiment)]
 
     @property

@@ -40,8 +40,7 @@ _FIRST_PAUSE, _LAST_PAUSE = 1.0, 16.0  # seconds before a SuperNode is started a
 
 
 def server_environment(deployment: Deployment) -> dict[str, str]:
-    """Return the environment of Flower's programs on the server. Raises InputError where no server
-    was ever started from this folder."""
+    """The environment of Flower's programs on the server; InputError if none was started here."""
     if not (deployment.server / "flower" / "config.toml").exists():
         where = shlex.quote(str(deployment.folder))
         raise InputError(f"no server was started here: fedtailor deploy server {where}")
@@ -50,8 +49,7 @@ def server_environment(deployment: Deployment) -> dict[str, str]:
 
 def serve(deployment: Deployment, *, insecure: bool) -> None:
     """Start the SuperLink, register the sites' keys, and serve until interrupted; ``insecure``:
-    without TLS and keys. Raises InputError where a file is missing, or the SuperLink doesn't start,
-    or ends."""
+    without TLS and keys. Raises InputError where a file is missing, or the SuperLink ends."""
     local = deployment.host in ("localhost", "127.0.0.1")
     host = "127.0.0.1" if local else "0.0.0.0"
     command = [
@@ -238,8 +236,7 @@ def _keep_flowers_lines(lines: Iterable[bytes], log: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Let only the user read and write a database, and what SQLite puts beside it; the file is made
-    if it is not there."""
+    """Let the user alone read and write a database, made if need be, and what lies beside it."""
     path.touch(mode=0o600)
     for file in path.parent.glob(f"{path.name}*"):
         file.chmod(0o600)

@@ -24,8 +24,7 @@ _REMOVED = "unregistered"  # Flower's word for the status of such a key
 
 
 def register(deployment: Deployment, env: dict[str, str]) -> None:
-    """Register the keys of the sites in ``deploy.toml``, and remove all others, which Flower never
-    accepts again."""
+    """Register the keys of the sites in ``deploy.toml``, and remove all others, for good."""
     paths = {site.name: deployment.key(site.name).with_suffix(".pub") for site in deployment.sites}
     keys = {name: _public(path) for name, path in paths.items()}
     if len(set(keys.values())) < len(keys):
@@ -92,8 +91,7 @@ def _public(path: Path) -> bytes:
 
 
 def _nodes(deployment: Deployment) -> list[NodeInfo]:
-    """List all nodes that were ever registered, with their keys, which ``flwr supernode list``
-    doesn't show."""
+    """All nodes that were ever registered, with their keys: ``flwr supernode list`` has none."""
     address = f"127.0.0.1:{deployment.port}"
     authority = deployment.certificate("ca.crt").read_bytes()
     client = ControlHttpClient.from_server_address(address, False, authority, [])

@@ -60,8 +60,7 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
 
 def end_after_parent(seconds: float = _GRACE) -> None:
     """End this process when it has outlived its parent for some seconds. Flower interrupts it then,
-    and an interrupt is lost where a library catches it: it would ask a server that is gone for
-    ever."""
+    which a library may catch: it would ask a server that is gone for ever."""
     parent = os.getppid()
 
     def watch() -> None:

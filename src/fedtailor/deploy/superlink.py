@@ -57,8 +57,7 @@ _seen = threading.local()  # error: the last one of the store in this thread
 
 
 class OnlySites:
-    """A filter that refuses requests from other machines, except those of a site's node, and large
-    ones."""
+    """A filter that refuses large requests, and those of other machines but a site's node's."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -37,10 +37,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class Network:
-    """A base model before any training, and what the run's data are.
-
-    ``data`` is `runs.manifest.data_manifest` of them.
-    """
+    """A base model before any training; ``data`` is `runs.manifest.data_manifest` of the run's."""
 
     backbone: Backbone
     config: ModelConfig
@@ -167,8 +164,7 @@ class Network:
 
     def write(self, tensors: Params, folder: Path, weights: bool, whole: bool = False) -> None:
         """Write it into ``folder``, in Hugging Face's format if transformers builds it; without
-        ``weights`` its configuration alone. ``whole``: in transformers' own architecture, with the
-        head."""
+        ``weights`` its configuration alone. ``whole``: with the head, as in transformers."""
         if not self.is_transformer:
             if weights:
                 folder.mkdir(parents=True, exist_ok=True)

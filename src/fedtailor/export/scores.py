@@ -57,8 +57,7 @@ class ModelScores:
         return cls(trained, run.trials[0], run.partitions[trained.seed])
 
     def of(self, client: str | int | None) -> list[SplitScore]:
-        """Those of a client's model, also of one that joined afterwards; None: of the global one,
-        over all clients."""
+        """Those of a client's model, also one that joined afterwards; None: of the global one."""
         trained = self.trained
         if client is None:
             return self._at(("global",), None, trained.global_round)

@@ -48,8 +48,7 @@ class WireError(InputError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a message may have: characters of ``text``, ``payloads``, and ``bytes`` of tensors in
-    all."""
+    """What a message may have: characters of ``text``, ``payloads``, and ``bytes`` of tensors."""
 
     text: int = 1 << 22
     payloads: int = 0

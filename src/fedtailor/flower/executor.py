@@ -106,12 +106,9 @@ class RemoteStates(StoredStates):
 
 @dataclass
 class GridExecutor(Executor):
-    """Runs the work of one method with one seed at the nodes of a Grid.
-
-    ``blank`` is a message of this trial, without what changes; ``folder`` is the trial's
-    directory, for ``refused.jsonl``; ``first_private`` is a client's first private state, whose
-    size is counted.
-    """
+    """Runs the work of one method with one seed at the nodes of a Grid. ``blank`` is a message of
+    this trial, without what changes; ``folder`` is the trial's directory, for ``refused.jsonl``;
+    ``first_private`` is a client's first private state, whose size is counted."""
 
     method: Method
     task: Task

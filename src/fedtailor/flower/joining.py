@@ -32,9 +32,8 @@ _JOINED = "joined.json"  # beside it: the `ClientsOfRound` that have joined its 
 @dataclass(frozen=True)
 class FlowerRecord:
     """``run``: the name under which the sites keep their clients' states. ``models``: a
-    `ClientsOfRound`, those that have kept their models of it. ``before``: the names that the run
-    had before it was rolled back, the last one first, and ``up_to``: the rounds that it went back
-    to."""
+    `ClientsOfRound`, those that have kept their models of it. ``before``: the run's names before it
+    was rolled back, the last one first; ``up_to``: the rounds that it went back to."""
 
     run: str
     models: Mapping[str, Any] = field(default_factory=dict)
@@ -89,8 +88,7 @@ class NovelClients:
         return bool(todo)
 
     def _missing(self, folder: Path) -> list[int]:
-        """The clients that have not joined the reported round's models; none if there is no
-        model."""
+        """The clients that have not joined the reported round's models, if there are any."""
         commit = read_commit(folder)
         if not commit.round:
             return []

@@ -94,10 +94,8 @@ class Nodes:
     def ask(
         self, kind: str, contents: Iterable[tuple[int, RecordDict]], group: str, limit: float
     ) -> Iterator[tuple[int, RecordDict | str]]:
-        """By node: its answer, or in words why there is none in ``limit`` seconds.
-
-        A message lives as long as it is waited for: an answer that is late never gets in.
-        """
+        """By node: its answer, or in words why there is none in ``limit`` seconds. A message lives
+        as long as it is waited for: an answer that is late never gets in."""
         waiting: dict[str, int] = {}
         for node, content in contents:
             number = self._grid.push(Message(content, node, kind, ttl=limit, group_id=group))

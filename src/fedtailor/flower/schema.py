@@ -32,11 +32,10 @@ class UploadSchema:
     bytes: int
 
     def check_packed(self, packed: Params) -> None:
-        """Check what travels, before it is unpacked.
-
-        Sizes may differ from client to client. Bytes limit tensors of one axis. Others may be no
-        longer along any axis than here: a shape such as (0, 2^31) has no bytes, and unpacking would
-        fill it up. Raises WireError where it has other names or types, or is too large."""
+        """Check what travels, before it is unpacked. Sizes may differ from client to client. Bytes
+        limit tensors of one axis; others may be no longer along any axis than here: a shape such as
+        (0, 2^31) has no bytes, and unpacking would fill it up. Raises WireError where it has other
+        names or types, or is too large."""
         check_form("its upload", packed, any_size(self.packed))
         for name, (dtype, shape) in form_of(packed).items():
             sizes = (self.packed[name][1], self.form.get(name, self.packed[name])[1])
@@ -71,8 +70,7 @@ def any_size(form: Form) -> Form:
 
 
 def check_form(what: str, params: Params, expected: Form) -> None:
-    """Check the names, types and shapes of tensors. Raises WireError where they are something else;
-    the message says of ``what``."""
+    """Raise WireError, which says of ``what``, where tensors have other names, types or shapes."""
     actual = form_of(params)
     for name in sorted(actual.keys() | expected.keys()):
         if name not in actual or name not in expected:

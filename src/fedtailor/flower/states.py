@@ -32,8 +32,7 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 class States:
     """The private states of clients in one run of one method with one seed. ``before``: the folders
-    of the run before it was rolled back, the last one first, each with the round that it went back
-    to."""
+    of the run before it was rolled back, the last first, each with the round it went back to."""
 
     def __init__(self, folder: Path, before: Sequence[tuple[Path, int]] = ()) -> None:
         self._folder, self._before = folder, before

@@ -23,8 +23,7 @@ _Saved = tuple[Tensor, ...]  # the output [b, heads, L, d], and what the backwar
 
 
 def give(model: Any) -> None:
-    """Let a model of transformers use `attention`, with masks of float, if its code lets the
-    function be chosen."""
+    """Let a model of transformers use `attention`, with masks of float, where its code allows."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 

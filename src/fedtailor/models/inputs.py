@@ -169,11 +169,8 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor | float:
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The inputs of an image model: pictures, resized (bilinear, antialiased) and normalised.
-
-    The values of a batch's pictures are in [0, 1]. Grey pictures get as many equal channels as the
-    model has.
-    """
+    """The inputs of an image model: pictures with values in [0, 1], resized (bilinear, antialiased)
+    and normalised. Grey ones get as many equal channels as the model has."""
 
     name: str
     mean: tuple[float, ...]  # one a channel, or one for all
@@ -210,8 +207,7 @@ class ModuleInputs:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModuleInputs:
-        """Read the signature of ``model``'s forward. Raises InputError where forward has no named
-        argument."""
+        """Read the signature of ``model``'s forward; InputError where it has no named argument."""
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = inspect.signature(model.forward).parameters.values()
         arguments = tuple(p.name for p in parameters if p.kind in named)

@@ -6,11 +6,9 @@ from torch import nn
 
 
 def linearise(model: nn.Module) -> nn.Module:
-    """Replace every ``Conv1D`` by an ``nn.Linear``, in place; return ``model``.
-
-    In GPT-2, ``attn.c_attn``, ``attn.c_proj``, ``mlp.c_fc`` and ``mlp.c_proj`` are Conv1D modules,
-    whose weight is ``[in, out]``. Paths and outputs stay the same; the weights are transposed.
-    """
+    """Replace every ``Conv1D`` by an ``nn.Linear``, in place; return ``model``. In GPT-2,
+    ``attn.c_attn``, ``attn.c_proj``, ``mlp.c_fc`` and ``mlp.c_proj`` are Conv1D modules, whose
+    weight is ``[in, out]``. Paths and outputs stay the same; the weights are transposed."""
     from transformers.pytorch_utils import Conv1D
 
     for path, module in list(model.named_modules()):

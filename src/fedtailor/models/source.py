@@ -95,8 +95,7 @@ def transformers_config(source: str, config: ModelConfig) -> Any:
 def faults_of_files(what: str) -> Iterator[None]:
     """Raise InputError, as ``what`` and one line, for whatever goes wrong while transformers and
     its like build a model or a tokenizer from files. The files may say anything, and these
-    libraries raise anything, so this one place takes every exception.
-    """
+    libraries raise anything, so this one place takes every exception."""
     try:
         yield
     except (InputError, MemoryError):

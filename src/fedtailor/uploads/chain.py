@@ -24,8 +24,7 @@ class UploadContext:
     changes ``sent``. At the server ``drawn`` uploads were expected, and ``least`` must be left.
     ``masks`` are a client's, where the server is to see sums alone, and ``kept`` is its upload
     where a second pass needs it; ``clip`` is the norm that its update may have, where that differs
-    from round to round.
-    """
+    from round to round."""
 
     seed: int | str
     statistics: Collection[str]

@@ -44,8 +44,7 @@ class UploadStack:
         self._there.add(position)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in ascending order. They move up in place: nothing is copied from
-        the disk to memory."""
+        """Keep only these rows, in ascending order. They move in place: memory takes no copy."""
         there = sorted(self._there)
         for name, value in self._params.items():
             for at, row in enumerate(rows):

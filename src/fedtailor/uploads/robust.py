@@ -27,8 +27,7 @@ from .rules import Robust, krum_scores
 
 @dataclass
 class RobustRule(Link):
-    """Selects uploads as soon as all are there, or makes one of all for the aggregate. ``method``
-    is the method's name."""
+    """Selects uploads once all are there, or makes one of all, for the ``method`` of that name."""
 
     robust: Robust
     method: str

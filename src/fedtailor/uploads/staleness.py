@@ -15,8 +15,7 @@ from .chain import Link, UploadContext
 
 
 class Staleness(Link):
-    """Brings stale uploads up to date. Tensors that are not of floats, and running statistics, stay
-    as they are."""
+    """Brings stale uploads up to date, but for running statistics and what is not of floats."""
 
     def receive(self, upload: Params, at: UploadContext) -> Params:
         if at.staleness == 0:

@@ -32,11 +32,9 @@ Batch = dict[str, Tensor]
 
 
 class Base(Exported):
-    """An exported model, read from its folder; `logits` is its forward pass.
-
-    ``about`` is the content of ``export.json``, ``network`` the base model, ``tensors`` are those
-    that the forward pass uses beside the network's own.
-    """
+    """An exported model, read from its folder; `logits` is its forward pass. ``about`` is the
+    content of ``export.json``, ``network`` the base model, ``tensors`` are those that the forward
+    pass uses beside the network's own."""
 
     def __init__(self, folder: Path | str = HERE) -> None:
         self.folder = Path(folder)

@@ -156,8 +156,7 @@ def pair_seed(
     pair: tuple[int, int],
     told: tuple[int, int],
 ) -> str:
-    """The seed of the mask that two clients have in common who were ``told`` the same total and
-    count."""
+    """The seed of the mask in common of two clients that were ``told`` the same total and count."""
     purpose = setting.pair(f"mask {told[0]} {told[1]}", min(pair), max(pair))
     return derived(agreed(key, other), purpose).hex()
 

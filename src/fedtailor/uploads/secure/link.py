@@ -76,9 +76,8 @@ class Secure(Link):
         }
 
     def _weighed(self, mean: Params, at: UploadContext, drawn: int) -> Params:
-        """The mean by the clients' own weights, from sums of a second pass among those that are
-        there, of ``drawn``: of the weights, and of the updates times these. 0 where all weights
-        are."""
+        """The mean by the clients' own weights, from sums of a second pass of those that are there,
+        of ``drawn``: of weights, and of updates times these; 0 if all weights are."""
         exchange = self._exchange(at, drawn)
         masks = exchange.open(at.clients, self.weighing)
         mean = {name: value.float() for name, value in mean.items()}
