@@ -228,6 +228,7 @@ def _without_patience(connection: Any, *more: Any) -> None:
         ([(b"content-length", b"67108864")], None),
         ([(b"content-length", b"67108865")], 413),
         ([(b"content-length", b"9" * 17)], 413),
+        ([(b"content-length", b"9" * 19)], 413),
         ([(b"transfer-encoding", b"chunked")], 413),
     ],
 )

@@ -67,14 +67,11 @@ class OnlySites:
         if scope["type"] == "http":
             client, headers = scope.get("client"), dict(scope["headers"])
             is_here = client is not None and ipaddress.ip_address(client[0]).is_loopback
+            size = whole_number(headers.get(b"content-length", b"0").decode("latin-1"))
             refusal = None
             if not is_here and not scope["path"].startswith(_OPEN_PATHS):
                 refusal = PlainTextResponse("for the server's own machine", 403)
-            elif (
-                b"transfer-encoding" in headers
-                or (whole_number(headers.get(b"content-length", b"0").decode("latin-1")) or 0)
-                > _MOST_BYTES
-            ):
+            elif b"transfer-encoding" in headers or size is None or size > _MOST_BYTES:
                 refusal = PlainTextResponse(f"a request has at most {_MOST_BYTES} bytes", 413)
             if refusal is not None:
                 await refusal(scope, receive, send)
