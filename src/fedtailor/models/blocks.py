@@ -7,7 +7,7 @@ of its projections, linear layers that LoRA can adapt.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -71,13 +71,14 @@ def find_blocks(model: nn.Module, targets: Sequence[str] = ()) -> tuple[tuple[st
             body = [name for name in linear if not f"{name}.".startswith(head)]
             others = [pattern for pattern in targets if pattern != ALL_LINEAR]
             targets = [*(name for name in body if _NUMBER.search(f".{name}.")), *others]
-        return _group(_match(linear, targets, "targets"))
-    ends = PROJECTIONS.get(model_type(model), ())
-    known = [_pattern(end) for end in ends]
+        found = [(_block(path), path) for path in _match(linear, targets, "targets")]
+    else:
+        ends = [_pattern(end) for end in PROJECTIONS.get(model_type(model), ())]
+        ways = ((path, end.fullmatch(path)) for path, _ in model.named_modules() for end in ends)
+        found = [(match[1], path) for path, match in ways if match is not None]
     blocks: dict[str, list[str]] = {}
-    for path, _ in model.named_modules():
-        for match in filter(None, (end.fullmatch(path) for end in known)):
-            blocks.setdefault(match[1], []).append(path)
+    for block, path in found:
+        blocks.setdefault(block, []).append(path)
     return tuple(map(tuple, blocks.values()))
 
 
@@ -125,10 +126,8 @@ def _match(paths: Sequence[str], patterns: Sequence[str], field: str) -> list[st
     return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
 
-def _group(paths: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    blocks: dict[str, list[str]] = {}
-    for path in paths:
-        parts = path.split(".")
-        end = next((i + 1 for i, part in enumerate(parts) if part.isdigit()), len(parts))
-        blocks.setdefault(".".join(parts[:end]), []).append(path)
-    return tuple(map(tuple, blocks.values()))
+def _block(path: str) -> str:
+    """The path up to its first number."""
+    parts = path.split(".")
+    end = next((i + 1 for i, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[:end])

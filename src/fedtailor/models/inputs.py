@@ -106,9 +106,8 @@ class TextInputs:
         if self.start is not None:
             inputs["decoder_input_ids"] = written
         if self.model_type in _TWO_PARTS:
-            inputs["decoder_attention_mask"] = self._causal(
-                torch.ones_like(written), written.shape[1]
-            )
+            all_real = torch.ones_like(written)
+            inputs["decoder_attention_mask"] = self._causal(all_real, written.shape[1])
         if self.model_type in _OFFSET:
             count = real.long()
             inputs["position_ids"] = count.cumsum(1) * count + self.padding_idx
@@ -190,9 +189,8 @@ class ImageInputs:
         if self.size != (height, width):
             x = F.interpolate(x, self.size, mode="bilinear", align_corners=False, antialias=True)
         x = x.expand(-1, self.channels, -1, -1)
-        inputs: dict[str, Any] = {
-            self.argument: (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
-        }
+        mean, std = _per_channel(self.mean, x), _per_channel(self.std, x)
+        inputs: dict[str, Any] = {self.argument: (x - mean) / std}
         if self.interpolate:
             inputs["interpolate_pos_encoding"] = True
         return inputs

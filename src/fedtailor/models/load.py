@@ -85,9 +85,8 @@ def load_model(
             model, prepare = _network(config, network, outputs or 0, picture)
         elif builtin is not None and builtin.build is not None:
             model = builtin.build(Path(source), config.pretrained, outputs or 0, config.dropout)
-            side = config.image_size or (
-                _SMALL if picture and max(picture[1:]) <= _SMALL else _LARGE
-            )
+            usual = _SMALL if picture and max(picture[1:]) <= _SMALL else _LARGE
+            side = config.image_size or usual
             prepare = ImageInputs(
                 config.name, (127 / 255,), (128 / 255,), (side, side), argument="inputs"
             )

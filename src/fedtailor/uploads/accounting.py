@@ -359,13 +359,12 @@ def _renyi(clients: int, cohort: int, noise: float) -> tuple[float, ...]:
 def _losses(q: float, noise: float, neighbours: Neighbours) -> Any:
     """The privacy loss distribution of one round."""
     relations = _package().NeighboringRelation
+    relation = relations.REPLACE_ONE if neighbours == "replace" else relations.REPLACE_SPECIAL
     return _package("pld.privacy_loss_distribution").from_gaussian_mechanism(
         noise,
         sampling_prob=q,
         value_discretization_interval=max(_GRID, (2 / noise) ** 2 / _POINTS),
-        neighboring_relation=(
-            relations.REPLACE_ONE if neighbours == "replace" else relations.REPLACE_SPECIAL
-        ),
+        neighboring_relation=relation,
     )
 
 

@@ -161,10 +161,9 @@ class Base(Exported):
     def outputs(self, inputs: Sequence[str]) -> list[Tensor]:
         """Return the logits of each text or file with a picture. Inputs of similar length share a
         batch, as when the model was evaluated."""
-        texts = self.tokenizer is not None
-        order = sorted(
-            range(len(inputs)), key=lambda i: len(self._read(inputs[i])[0]) if texts else 0
-        )
+        order = list(range(len(inputs)))
+        if self.tokenizer is not None:
+            order.sort(key=lambda i: len(self._read(inputs[i])[0]))
         size = self.about["batch_size"]
         rows: dict[int, Tensor] = {}
         for start in range(0, len(order), size):

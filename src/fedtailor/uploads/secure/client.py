@@ -82,10 +82,9 @@ class Side:
             key = derived(shared, setting.pair("share", own, client))
             sent.append((client, sealed(key, shares[client]).hex()))
             opens.append((client, derived(shared, setting.pair("share", client, own)).hex()))
-        kept = ((own, shares[own].hex()),)
-        return replace(held, keys=tuple(others.values()), opens=tuple(opens), shares=kept), tuple(
-            sent
-        )
+        kept, neighbours = ((own, shares[own].hex()),), tuple(others.values())
+        held = replace(held, keys=neighbours, opens=tuple(opens), shares=kept)
+        return held, tuple(sent)
 
     def mask(self, held: Held, message: Order) -> tuple[Held, Masks]:
         """Take the shares of the others; the masks of the values that it will send."""
