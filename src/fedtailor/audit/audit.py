@@ -15,19 +15,18 @@ from .inversion import by_inversion
 from .likelihood import by_likelihood, check_shadows
 from .membership import Attacked, by_loss
 
-_CANARIES = 400  # in all repeated runs
-
 
 @dataclass(frozen=True)
 class Plan:
     """How much of each attack there is: ``shadows`` runs (0: none), ``batches`` of ``batch_size``
-    rows that are inverted in ``steps``, and ``canaries``; ``minutes`` bound them together."""
+    rows that are inverted in ``steps``, and ``canaries`` in all repeated runs; ``minutes`` bound
+    them together."""
 
     shadows: int = 0
     batches: int = 4
     batch_size: int = 1
     steps: int = 300
-    canaries: int = _CANARIES
+    canaries: int = 400
     minutes: float = 10.0
 
     def __post_init__(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -213,26 +212,27 @@ def run(deployment: Deployment) -> Path:
 def _follow(number: str, env: dict[str, str], log: Path, seen: int) -> int:
     """Show the lines of a run but the first ones, that were ``seen``; how many there are now."""
     command = ["flwr", "log", number, CONNECTION, "--stream"]
-    count = itertools.count(1)
+    count = 0
     with started(command, env | {"PYTHONUNBUFFERED": "1"}, is_read=True) as process:
         assert process.stdout is not None
         with process.stdout as lines:
-            _keep_flowers_lines((line for line in lines if next(count) > seen), log)
+            for count, line in enumerate(lines, 1):
+                if count > seen:
+                    _show(line, log)
         process.wait()
-    return max(seen, next(count) - 1)
+    return max(seen, count)
 
 
-def _keep_flowers_lines(lines: Iterable[bytes], log: Path) -> None:
-    """Append what Flower says of itself to ``log``, and show the other lines on stderr at once.
-    Those that can't be written, as on a full disk, are shown, too."""
-    for line in lines:
-        is_kept = False
-        if _OF_FLOWER.match(line):
-            with suppress(OSError), log.open("ab", buffering=0) as file:
-                is_kept = file.write(line) == len(line)
-        if not is_kept:
-            sys.stderr.write(line.decode(errors="replace"))
-            sys.stderr.flush()
+def _show(line: bytes, log: Path) -> None:
+    """Append what Flower says of itself to ``log``, and show other lines on stderr at once; also
+    one that can't be written, as on a full disk."""
+    is_kept = False
+    if _OF_FLOWER.match(line):
+        with suppress(OSError), log.open("ab", buffering=0) as file:
+            is_kept = file.write(line) == len(line)
+    if not is_kept:
+        sys.stderr.write(line.decode(errors="replace"))
+        sys.stderr.flush()
 
 
 def make_private(path: Path) -> None:

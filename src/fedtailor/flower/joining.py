@@ -82,7 +82,12 @@ class NovelClients:
                 for label, seed, folder in _trials(self.experiment, self.out)
                 if (missing := self._missing(folder))
             ]
-            self._wait({client for *_, missing in todo for client in missing})
+            clients = {client for *_, missing in todo for client in missing}
+            end = time.monotonic() + self.timeouts.start
+            self.nodes.refresh()
+            while not clients <= self.nodes.node_of_new.keys() and time.monotonic() < end:
+                time.sleep(self.timeouts.poll)
+                self.nodes.refresh()
             for label, seed, folder, missing in todo:
                 self._join(label, seed, folder, missing)
         return bool(todo)
@@ -94,13 +99,6 @@ class NovelClients:
             return []
         joined = _read_joined(folder, commit.best_round)
         return [client for client in self.clients if client not in joined]
-
-    def _wait(self, clients: set[int]) -> None:
-        end = time.monotonic() + self.timeouts.start
-        self.nodes.refresh()
-        while not clients <= self.nodes.node_of_new.keys() and time.monotonic() < end:
-            time.sleep(self.timeouts.poll)
-            self.nodes.refresh()
 
     def _join(self, label: str, seed: int, folder: Path, missing: Sequence[int]) -> None:
         title = f"{label}, seed {seed}"

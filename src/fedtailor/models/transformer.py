@@ -184,11 +184,8 @@ def _check_size(config: ModelConfig, source: str, hf: Any, auto_class: Any) -> N
     with torch.device("meta"):
         count = sum(p.numel() for p in auto_class.from_config(hf).parameters())
     text = f"can't load model {config.name!r}: its config.json describes {count:,} parameters"
-    stored = sum(
-        file.stat().st_size
-        for file in (Path(source).iterdir() if Path(source).is_dir() else ())
-        if file.suffix in (".safetensors", ".bin")
-    )
+    weights = (path for path in Path(source).glob("*") if path.suffix in (".safetensors", ".bin"))
+    stored = sum(path.stat().st_size for path in weights)
     if config.pretrained and stored and count > 2 * stored:
         raise InputError(f"{text}, and its files of weights have {stored:,} bytes; they are others")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
