@@ -64,7 +64,6 @@ class Sent:
 
     @property
     def batch(self) -> Batch:
-        """The batch."""
         return self.inputs.batches[0]
 
     def update(self, x: Tensor) -> Params:

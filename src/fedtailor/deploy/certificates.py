@@ -26,6 +26,7 @@ from ..errors import InputError
 from .folder import Deployment
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # for Flower's programs on the same machine
+_ANEW = "or use --force to make all anew"
 _YEARS = {"authority": 10, "server": 3}
 
 
@@ -35,10 +36,7 @@ def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
     key_path, path = deployment.certificate("ca.key"), deployment.certificate("ca.crt")
     new_authority = force or not path.exists()
     if new_authority and key_path.exists() and not force:
-        raise InputError(
-            f"{path} is missing, but its key is there; restore the file, or use --force to make "
-            "all anew"
-        )
+        raise InputError(f"{path} is missing, but its key is there; restore the file, {_ANEW}")
     if new_authority:
         new_files += _make_authority(key_path, path)
     server_key, server = deployment.certificate("server.key"), deployment.certificate("server.crt")
@@ -46,7 +44,7 @@ def make(deployment: Deployment, *, force: bool = False) -> list[Path]:
         if not key_path.exists():
             raise InputError(
                 f"{key_path} is missing; without it no certificate can be made: restore the file, "
-                "or use --force to make all anew"
+                f"{_ANEW}"
             )
         new_files += _make_server(deployment, server_key, server)
     elif not _server_names(deployment) <= _certified_names(server):
@@ -83,7 +81,7 @@ def _make_server(deployment: Deployment, key_path: Path, path: Path) -> list[Pat
     if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
         raise InputError(
             f"{deployment.certificate('ca.key')} is not an elliptic-curve key; restore the key "
-            "that fedtailor deploy certs made, or use --force to make all anew"
+            f"that fedtailor deploy certs made, {_ANEW}"
         )
     key = ec.generate_private_key(ec.SECP384R1())
     general_names = [_general_name(name) for name in sorted(_server_names(deployment))]

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from ..errors import InputError, announce
+from ..errors import GO_ON, InputError, announce
 from ..flower.client import Site
 from ..store.files import write_atomically
 from ..store.run_directory import locked
@@ -190,8 +190,8 @@ def run(deployment: Deployment) -> Path:
                 last = ask(["list", CONNECTION, "--run-id", number], env)["runs"][0]
             except InputError as error:
                 raise InputError(
-                    "the server no longer answers; start fedtailor deploy server again, and the "
-                    f"same command goes on after the last committed round ({error})"
+                    "the server no longer answers; start fedtailor deploy server again, and "
+                    f"{GO_ON} ({error})"
                 ) from None
             status = str(last["status"])
     except KeyboardInterrupt:
@@ -202,10 +202,7 @@ def run(deployment: Deployment) -> Path:
         details = str(last["status-details"])
         if details.startswith(_RAISED):
             raise InputError(details.removeprefix(_RAISED))
-        raise InputError(
-            f"Flower's run {number} is {status}: {details}; the same command goes on after the "
-            "last committed round"
-        )
+        raise InputError(f"Flower's run {number} is {status}: {details}; {GO_ON}")
     return deployment.run
 
 

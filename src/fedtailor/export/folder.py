@@ -60,7 +60,6 @@ class ClientModel:
 
     @property
     def method(self) -> Method:
-        """The method with its settings."""
         return self.experiment.methods[self.label]
 
     @property

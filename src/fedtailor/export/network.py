@@ -45,7 +45,6 @@ class Network:
 
     @property
     def model(self) -> nn.Module:
-        """The module."""
         return self.backbone.model
 
     @property

@@ -144,19 +144,16 @@ def serve(
 
 def check_remote(experiment: Experiment) -> None:
     """Raise InputError if an experiment is for runs in one process alone."""
+    why = "is for runs in one process"
     if experiment.cohort.novel:
-        raise InputError(
-            f"cohort.novel = {experiment.cohort.novel} is for runs in one process; set it to 0"
-        )
+        raise InputError(f"cohort.novel = {experiment.cohort.novel} {why}; set it to 0")
     if experiment.start_from.run is not None:
-        raise InputError(
-            f"start_from = {experiment.start_from.run!r} is for runs in one process; leave it out"
-        )
+        raise InputError(f"start_from = {experiment.start_from.run!r} {why}; leave it out")
     if experiment.evaluate.by_client:
-        raise InputError("evaluate.by_client is for runs in one process; leave it out")
+        raise InputError(f"evaluate.by_client {why}; leave it out")
     if experiment.privacy.stop is not None:
         raise InputError(
-            "privacy.stop = 'budget' is for runs in one process: sites know their rounds before "
+            f"privacy.stop = 'budget' {why}: sites know their rounds before "
             "they train; leave it out, and the server says how many are allowed"
         )
 

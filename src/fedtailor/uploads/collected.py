@@ -113,7 +113,6 @@ class UploadMean:
             self._add_early()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in ascending order."""
         there = sorted(self._early)
         self._early = {there[row]: self._early[there[row]] for row in rows}
 
@@ -175,20 +174,16 @@ class UploadSum:
         self._total: Params = {}
 
     def put(self, position: int, upload: Params) -> None:
-        """Add an upload."""
         self._total = add(self._total, upload) if self._total else clone(upload)  # wraps round
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Nothing is left out of a sum."""
         raise AssertionError("unreachable: rules that leave uploads out are refused")
 
     def upload(self, row: int) -> Params:
-        """No single upload is known."""
         raise AssertionError("unreachable: what needs single uploads is refused")
 
     @property
     def params(self) -> Params:
-        """The sum."""
         return {name: value[None] for name, value in self._total.items()}
 
 

@@ -63,7 +63,6 @@ class RecordAccount:
         return Spent(epsilon, self.delta, self.noise, _PLD, "record")
 
     def words(self, clip: float) -> str:
-        """The whole run's budget in a line."""
         spent = self.spent(self.rounds)
         return (
             f"epsilon {spent.epsilon:.4g} at delta {self.delta:.3g} after "
@@ -75,7 +74,6 @@ class RecordAccount:
 
     @property
     def usual_delta(self) -> str:
-        """How delta follows, if it isn't given."""
         most = round(self.delta ** (-1 / _POWER))
         return f"delta is {most}^-{_POWER}, by the records of the client that has the most"
 
