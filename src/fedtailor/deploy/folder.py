@@ -26,7 +26,7 @@ from ..runs.fields import build
 from ..runs.manifest import copies
 from ..runs.settings import Settings
 from ..store.files import write_atomically
-from ..user_code import origin_of, portable
+from ..user_code import origin_of
 
 ADDRESS = "127.0.0.1:8000"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -271,12 +271,11 @@ def _name_copies(content: dict[str, Any]) -> None:
     """Let the ``content`` of ``experiment.toml`` name the copies of the user's own files."""
     for code in own_code(content):
         try:
-            origin_of(code.reference)
+            own = origin_of(code.reference)
         except InputError as error:
             raise InputError(f"{code.key}: {error}") from error
-        named = portable(code.reference)
-        is_file = named.rpartition(":")[0].endswith(".py")
-        code.section[code.name] = f"{code.folder}/{named}" if is_file else named
+        in_folder = own.reference if own.path is None else f"{code.folder}/{own.reference}"
+        code.section[code.name] = in_folder
 
 
 def add_site(deployment: Deployment, name: str, clients: int = 1) -> Deployment:

@@ -4,7 +4,6 @@ architecture's, where a stranger could not have it."""
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import re
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ..disk_cache import package_folder
 from ..errors import InputError
 from ..objectives.exported import ExportedModel
 from ..user_code import file_of, imported_beside
@@ -46,11 +46,9 @@ def write_code(network: Network, form: str, out: Path) -> None:
     if kind == "built-in":
         _copy("models/cnn.py", out / "cnn.py")
     elif kind == "efficientnet":
-        spec = importlib.util.find_spec(_EFFICIENTNET)
-        assert spec is not None
-        assert spec.origin is not None
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(spec.origin).parent, out / _EFFICIENTNET, ignore=ignore)
+        package, ignore = package_folder(_EFFICIENTNET), shutil.ignore_patterns("__pycache__")
+        assert package is not None
+        shutil.copytree(package, out / _EFFICIENTNET, ignore=ignore)
     elif network.config.factory is not None:
         file, target = file_of(network.config.factory), out / network.factory_place
         _copy_own(file, target)

@@ -41,10 +41,10 @@ class RobustRule(Link):
         if self.robust.makes_one:
             return {}
         rule, floats, _ = self._changed(uploads.params, at)
-        rows = rule.select(pick(floats, at.updates(floats)))
+        rows = rule.select(at.updates(floats))
         uploads.params.update(floats)
-        selected = range(len(at.clients)) if rows is None else rows.tolist()
-        return dict.fromkeys(set(range(len(at.clients))).difference(selected))
+        everyone = {*range(len(at.clients))}
+        return {} if rows is None else dict.fromkeys(everyone - {*rows.tolist()})
 
     def total(self, uploads: Params, at: UploadContext) -> Params:
         if not self.robust.makes_one:
