@@ -115,10 +115,10 @@ class NovelClients:
         for node, clients in by_node.items():
             requests = (WireRequest(client, 0, 0, at) for at, client in enumerate(clients))
             messages[node] = RoundRequest(*part, "join", tuple(requests))
-            payloads = []
-            for received, shared in (to_new_client(trained, client) for client in clients):
-                given = add_prefix(received, "received/") | add_prefix(shared or {}, "global/")
-                payloads.append(given)
+            payloads = [
+                add_prefix(received, "received/") | add_prefix(shared or {}, "global/")
+                for received, shared in (to_new_client(trained, client) for client in clients)
+            ]
             contents.append((node, pack(messages[node], payloads)))
         limit = self.timeouts.reply
         for node, content in self.nodes.ask(MessageType.TRAIN, contents, "join", limit):

@@ -130,18 +130,13 @@ class SiteMasks:
         write_json(path, {"kept": json.dumps(asdict(kept))})
         if step == "mask":
             return replace(cast(Masks, answer), secret=secrets.token_hex(32))
-        reply = replace(MaskingReply(), **{step: answer})
-        if step != "keys":
-            return reply
-        return replace(reply, signer=signer(self.home))
+        return MaskingReply(**{step: answer}, signer=signer(self.home) if step == "keys" else "")
 
     def _known(self, told: Masking) -> Callable[[int], bytes]:
         """The keys with which clients sign, those that the message has among them. Raises
         ProtocolError where it has another one of a client."""
         path = self.folder.parents[1] / SIGNERS  # of the run
-        known: dict[str, str] = {}
-        for one in (path, self.home / SIGNERS):
-            known |= _signers(one)
+        known = _signers(path) | _signers(self.home / SIGNERS)
         new = {str(client): key for client, key in told.signers}
         for client, key in new.items():
             if known.get(client, key) != key:

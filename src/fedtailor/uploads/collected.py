@@ -37,8 +37,7 @@ class UploadStack:
         if not self._params:
             nbytes = self._size * sum(v.numel() * v.element_size() for v in upload.values())
             on_disk = nbytes > self._limit
-            for name, value in upload.items():
-                self._params[name] = self._allocate(value, on_disk)
+            self._params = {name: self._allocate(v, on_disk) for name, v in upload.items()}
         for name, value in upload.items():
             self._params[name][position].copy_(value)
         self._there.add(position)

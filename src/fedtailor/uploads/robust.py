@@ -99,8 +99,8 @@ def changed(
 ) -> Params:
     """``uploads`` ``[c, ...]``, which may be changed in place, after the steps ``robust.before``:
     as many, or with bucketing as many as buckets, which are filled in the random ``order``, int64
-    ``[c]``. The distances of the tensors ``scored`` count; clip multiplies those ``scaled``, by
-    their distance from ``state``, the server's own as an upload."""
+    ``[c]``. The distances of the tensors ``scored`` count. Clip multiplies those ``scaled``, and
+    alone reads ``state``, the server's own as an upload."""
     for step in robust.before:
         counting = pick(uploads, scored)
         if step == "clip":
