@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ..data.names import client_number
 from ..errors import InputError, unknown
-from ..export.folder import ClientModel
+from ..export.folder import ClientModel, kept_by_joined
 from ..flower.states import MODEL
-from ..inference.onboard import RESULT_FILE, read_result
 from ..runs.build import task_again
 from ..runs.manifest import read_data_manifest
 from ..store.files import load_tensors
@@ -52,8 +51,7 @@ def open_model(
     method = experiment.methods[label]
     data = read_data_manifest(newest.parent.parent / "data.json")
     task = task_again(experiment, method, data, seed)
-    has_joined = (newest.parent / RESULT_FILE).is_file()
-    joined = read_result(newest.parent).kept if has_joined else None
+    joined = kept_by_joined(newest.parent)
     return ClientModel(experiment, label, seed, data, task, state, name, joined=joined)
 
 

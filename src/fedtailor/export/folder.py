@@ -15,7 +15,7 @@ import torch
 
 from ..data import Data, DataConfig, Dataset
 from ..errors import InputError, naming
-from ..inference.onboard import read_result
+from ..inference.onboard import RESULT_FILE, read_result
 from ..layers.lora import base_params, with_lora
 from ..layers.submodel import pad_to_full
 from ..method import Method, Portable
@@ -165,6 +165,11 @@ def _is_shared(trained: TrainedMethod, state: Params) -> bool:
     if shared is None or method.finetune_passes or shared.keys() != state.keys():
         return False
     return all(torch.equal(shared[name], state[name]) for name in state)
+
+
+def kept_by_joined(folder: Path) -> str | None:
+    """`Onboarded.kept` of the client whose model is in ``folder``; None: it did not join a run."""
+    return read_result(folder).kept if (folder / RESULT_FILE).is_file() else None
 
 
 def _folder_name(client: str) -> str:
