@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedtailor import random
 from fedtailor.uploads.attacks import AttackConfig, attack_uploads
-from fedtailor.uploads.combine import combined
-from fedtailor.uploads.robust import changed
+from fedtailor.uploads.robust import changed, combined
 from fedtailor.uploads.rules import Robust
 
 F, C, P = 2, 12, 1000
