@@ -22,6 +22,7 @@ from ..data.columns import joined_inputs, read_inputs
 from ..data.config import DataConfig
 from ..data.conll import looks_like_conll
 from ..data.images import PICTURES
+from ..data.json_lines import objects_of
 from ..data.sources import objective_of_data
 from ..data.tables import FORMATS, check_column_names, check_text_file, local_table, separator_of
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
@@ -139,7 +140,8 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
         if not texts:
             raise InputError(f"{source} is empty; write one text a line into it")
         return Rows(texts)
-    table = _jsonl(content, source) if kind == ".jsonl" else _csv(content, source)
+    is_json = kind == ".jsonl"
+    table = [*objects_of(_lines(content), source)] if is_json else _csv(content, source)
     if not table:
         raise InputError(f"{source} has no rows; give at least one row")
     columns = list(table[0])
@@ -217,44 +219,19 @@ def _lines(content: str) -> list[str]:
 
 def _csv(content: str, source: str) -> list[dict[str, Any]]:
     csv.field_size_limit(sys.maxsize)
+    separator = separator_of(content.partition("\n")[0])
+    lines = io.StringIO(content, newline="")
+    reader = csv.DictReader(lines, delimiter=separator, strict=True)
     try:
-        separator = separator_of(content.partition("\n")[0])
-        lines = io.StringIO(content, newline="")
-        reader = csv.DictReader(lines, delimiter=separator, strict=True)
         check_column_names(reader.fieldnames or ())
         table = list(reader)
-    except csv.Error as error:
+    except (csv.Error, ValueError) as error:
         where = f"line {reader.reader.line_num}"
         raise InputError(f"can't read {source} as a csv file: {where}: {error}") from None
-    except ValueError as error:
-        raise InputError(f"can't read {source} as a csv file: {error}") from None
     for number, row in enumerate(table, 1):
         if None in row or None in row.values():
             raise InputError(f"{source}, row {number} has not as many fields as the header")
     return table
-
-
-def _jsonl(content: str, source: str) -> list[dict[str, Any]]:
-    table = []
-    for number, line in enumerate(_lines(content), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, object_pairs_hook=_once)
-        except ValueError as error:
-            raise InputError(f"{source}, line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{source}, line {number} is no JSON object: {line[:40]}")
-        table.append(row)
-    return table
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError where a name stands twice: who wrote it meant one."""
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"the name {brief(twice[0])} stands twice")
-    return dict(pairs)
 
 
 def _text_column(
