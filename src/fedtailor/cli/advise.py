@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..store.format import as_json
-from .options import add_experiment, add_json
+from .options import add_experiment, add_json, whole
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_experiment(parser, or_run=True)
     parser.add_argument(
-        "--probe", type=int, metavar="ROUNDS",
+        "--probe", type=whole(1), metavar="ROUNDS",
         help="also train the named methods, the file's own, local and fedavg for a few rounds, and "
         "compare them on validation data",
     )  # fmt: skip
@@ -34,8 +34,6 @@ def command(options: argparse.Namespace) -> None:
         own, _ = open_experiment(options.experiment, None)
         if (own.data, own.split) != (experiment.data, experiment.split):
             raise InputError("a run has its clients: --set data or split of the experiment's file")
-    if options.probe is not None and options.probe < 1:
-        raise InputError(f"--probe {options.probe}: it takes a number of rounds, at least 1")
     if options.out is not None and options.probe is None:
         raise InputError("--out keeps the run of a probe; give --probe ROUNDS, too")
     advice = advise(experiment, options.experiment)

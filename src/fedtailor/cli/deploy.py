@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .export import say_how_to_try
-from .options import add_flag, add_json, add_settings
-from .serve import add_endpoint, check_endpoint, serve_until_stopped
+from .options import add_flag, add_json, add_settings, whole
+from .serve import add_endpoint, serve_until_stopped
 
 if TYPE_CHECKING:
     from ..deploy.folder import Deployment
-
-Step = Callable[[argparse.Namespace], None]
 
 _INSECURE = "without TLS and keys; for one machine, to try it"
 
@@ -26,7 +24,7 @@ _INSECURE = "without TLS and keys; for one machine, to try it"
 def add(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="STEP")
 
-    init = _step(commands, "init", _init, "write a deployment's folder from an experiment file")
+    init = _step(commands, "init", None, "write a deployment's folder from an experiment file")
     init.add_argument("--experiment", type=Path, required=True, metavar="EXPERIMENT.toml")
     init.add_argument("--sites", default="a,b,c", metavar="NAME[:CLIENTS],...")
     init.add_argument("--address", help="HOST:PORT of the server, as the sites reach it")
@@ -37,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
     new = _step(commands, "add-site", _add_site, "add a site that joins when the training is over")
     new.add_argument("--name", required=True)
-    new.add_argument("--clients", type=int, default=1, metavar="N", help="default: 1")
+    new.add_argument("--clients", type=whole(1), default=1, metavar="N", help="default: 1")
 
     server = _step(commands, "server", _server, "start Flower's SuperLink, and let the sites in")
     add_flag(server, "--insecure", _INSECURE)
@@ -72,10 +70,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     if importlib.util.find_spec("flwr") is None:
         raise InputError("fedtailor deploy needs Flower: pip install 'fedtailor[flower]'")
-    options.step(options)
+    from ..deploy.folder import open_folder
+
+    if options.step is None:
+        _init(options)
+    else:
+        options.step(open_folder(options.folder), options)
 
 
-def _step(commands: Any, name: str, step: Step, what: str) -> argparse.ArgumentParser:
+def _step(
+    commands: Any,
+    name: str,
+    step: Callable[[Deployment, argparse.Namespace], None] | None,
+    what: str,
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what)
     parser.add_argument("folder", type=Path, metavar="DIR", help="the deployment's folder")
     parser.set_defaults(step=step)
@@ -89,12 +97,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client", help="a client's name or number; default: the only one")
 
 
-def _open(folder: Path) -> Deployment:
-    from ..deploy.folder import open_folder
-
-    return open_folder(folder)
-
-
 def _init(options: argparse.Namespace) -> None:
     from ..deploy.folder import ADDRESS, init
 
@@ -105,8 +107,7 @@ def _init(options: argparse.Namespace) -> None:
     print(f"{options.folder}: {counts}, server at {made.address}")
 
 
-def _certs(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _certs(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.certificates import make
 
     made = make(deployment, force=options.force)
@@ -119,14 +120,11 @@ def _certs(options: argparse.Namespace) -> None:
         print(f"site {site.name} needs: {files} keys/{site.name}")
 
 
-def _add_site(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _add_site(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.certificates import make
     from ..deploy.folder import add_site
     from ..deploy.launch import let_in
 
-    if options.clients < 1:
-        raise InputError(f"--clients {options.clients}: must be 1 or more")
     deployment = add_site(deployment, options.name, options.clients)
     folder, clients = deployment.folder, deployment.clients(options.name)
     print(f"site {options.name}: clients {', '.join(map(str, clients))}")
@@ -143,15 +141,13 @@ def _add_site(options: argparse.Namespace) -> None:
     print(f"then here: fedtailor deploy run {shlex.quote(str(options.folder))}")
 
 
-def _server(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _server(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.launch import serve
 
     serve(deployment, insecure=options.insecure)
 
 
-def _client(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _client(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.launch import join
 
     join(
@@ -160,15 +156,13 @@ def _client(options: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _run(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _run(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.launch import run
 
     print(run(deployment))
 
 
-def _status(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _status(deployment: Deployment, options: argparse.Namespace) -> None:
     from tabulate import tabulate
 
     from ..deploy.launch import server_environment
@@ -184,8 +178,7 @@ def _status(options: argparse.Namespace) -> None:
         print(f"\nFlower's run {state['run']}: {state['state']}")
 
 
-def _export(options: argparse.Namespace) -> None:
-    deployment = _open(options.folder)
+def _export(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.export import open_model
     from ..export.folder import new_folder, write_model
 
@@ -196,9 +189,7 @@ def _export(options: argparse.Namespace) -> None:
     say_how_to_try(options.out)
 
 
-def _serve(options: argparse.Namespace) -> None:
-    check_endpoint(options)
-    deployment = _open(options.folder)
+def _serve(deployment: Deployment, options: argparse.Namespace) -> None:
     from ..deploy.export import open_model
     from ..serving.models import Models
 

@@ -9,15 +9,15 @@ import sys
 
 from ..errors import InputError
 from ..store.format import as_json
-from .options import add_experiment, add_json, at_least_one
+from .options import add_experiment, add_json, whole
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_experiment(parser)
     parser.add_argument("--method", metavar="LABEL", help="default: the first that has layers")
-    parser.add_argument("--epochs", type=at_least_one, default=5, help="of each trial (default: 5)")
+    parser.add_argument("--epochs", type=whole(1), default=5, help="of each trial (default: 5)")
     parser.add_argument(
-        "--patience", type=at_least_one, default=1, help="trials without a gain before the end"
+        "--patience", type=whole(1), default=1, help="trials without a gain before the end"
     )
     add_json(parser, "the trials")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, naming, unknown
-from .options import add_flag, add_json
+from ..errors import InputError, listed, naming, unknown
+from .options import add_flag, add_json, check_place
 
 if TYPE_CHECKING:
     from ..data.survey import Roles, Survey
@@ -52,8 +52,7 @@ def command(options: argparse.Namespace) -> None:
     out = options.out or Path(f"{options.data.absolute().stem}.toml")
     if out.suffix != ".toml":
         raise InputError(f"--out {out}: an experiment file's name ends with .toml")
-    if not out.parent.is_dir():
-        raise InputError(f"no folder {out.parent} for --out {out}; make it, or name another file")
+    check_place(out)
     if out.exists() and not options.overwrite:
         raise InputError(f"{out} exists; name another with --out, or replace it with --overwrite")
     from ..data.survey import survey
@@ -178,7 +177,7 @@ def _described(
     yield from _doubts("clients", table.counts(roles.client))
     if clients.too_small:
         small = [f"{name} ({count})" for name, count in clients.too_small.items()]
-        yield f"left out, with fewer than {clients.least} rows: {_listed(small)}"
+        yield f"left out, with fewer than {clients.least} rows: {listed(small, few=_SHOWN)}"
 
 
 def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
@@ -194,7 +193,7 @@ def _of_targets(table: Survey, roles: Roles, targets: Targets) -> Iterator[str]:
     elif counts:
         classes = [f"{name} {count:,}" for name, count in counts.items()]
         word = OBJECTIVES[roles.task].names_classes
-        yield f"{word}: {len(classes)} ({_listed(classes)})"
+        yield f"{word}: {len(classes)} ({listed(classes, few=_SHOWN)})"
         yield from _doubts(word, counts)
         yield from _rare(table, roles, sorted(counts.values())[len(counts) // 2])
     if targets.note:
@@ -231,7 +230,7 @@ def _client_hint(table: Survey, roles: Roles, options: argparse.Namespace) -> st
         if (value := getattr(options, name.replace("-", "_"))) is not None:
             words += option(f"--{name}", str(value))
     again = shlex.join([*words, *option("--client", found[0]), "--overwrite"])
-    others = f" (or {_listed(found[1:])})" if found[1:] else ""
+    others = f" (or {listed(found[1:], few=_SHOWN)})" if found[1:] else ""
     return f"if column {found[0]}{others} names the clients: {again}"
 
 
@@ -258,12 +257,8 @@ def _doubts(kind: str, names: Mapping[Any, int]) -> Iterator[str]:
         alike.setdefault(name.casefold(), []).append(name)
     pairs = [" and ".join(sorted(same)) for same in alike.values() if len(same) > 1]
     if pairs:
-        yield f"{kind} that differ in capital letters alone count as different: {_listed(pairs)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        alike_ones = listed(pairs, few=_SHOWN)
+        yield f"{kind} that differ in capital letters alone count as different: {alike_ones}"
 
 
 def _as_dict(

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import whole_number
+from ..errors import InputError, whole_number
 
 
-def at_least_one(text: str) -> int:
-    """The whole number of an option, 1 or more."""
-    value = whole_number(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of at least 1")
-    return value
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """What reads an option that takes whole numbers from ``least`` on, up to ``most``."""
+
+    def read(text: str) -> int:
+        value = whole_number(text)
+        if value is None or value < least or (most is not None and value > most):
+            allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number {allowed}")
+        return value
+
+    return read
+
+
+def check_place(out: Path) -> None:
+    """Raise InputError where the folder of a file that ``--out`` names is not there."""
+    if not out.parent.is_dir():
+        raise InputError(f"no folder {out.parent} for --out {out}; make it, or name another file")
 
 
 def add_experiment(parser: argparse.ArgumentParser, *, or_run: bool = False) -> None:

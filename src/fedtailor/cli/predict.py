@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, announce, brief, naming
 from ..store.format import as_json
-from .options import add_flag, add_trained, add_which, at_least_one
+from .options import add_flag, add_trained, add_which, check_place, whole
 
 if TYPE_CHECKING:
     from ..inference.model import PersonalModel
@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: stdout")
     add_flag(parser, "--json", "one JSON object a line, not csv")
     what = "of a language model's text"
-    parser.add_argument("--max-new-tokens", type=at_least_one, default=32, metavar="N", help=what)
+    parser.add_argument("--max-new-tokens", type=whole(1), default=32, metavar="N", help=what)
 
 
 def command(options: argparse.Namespace) -> None:
@@ -41,10 +41,10 @@ def command(options: argparse.Namespace) -> None:
     from ..inference.model import count_trained_on, load_model, predict_by_client
     from ..runs.trained import open_trained
 
-    if options.out is not None and options.out.resolve() == Path(options.input).resolve():
-        raise InputError(f"--out {options.out} is the input itself; name another file")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise InputError(f"no folder {options.out.parent} for --out {options.out}; make it first")
+    if options.out is not None:
+        if options.out.resolve() == Path(options.input).resolve():
+            raise InputError(f"--out {options.out} is the input itself; name another file")
+        check_place(options.out)
     which, most = options.which, options.max_new_tokens
     if options.by_client:
         trained = open_trained(options.run, options.method, options.seed, which=which)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .options import add_trained, add_which
+from .options import add_trained, add_which, whole
 
 if TYPE_CHECKING:
     from ..serving.models import Models
@@ -25,7 +25,6 @@ def command(options: argparse.Namespace) -> None:
     from ..runs.trained import open_trained
     from ..serving.models import Models
 
-    check_endpoint(options)
     trained = open_trained(options.run, options.method, options.seed, which=options.which)
     serve_until_stopped(Models.of_run(trained), options.run, options)
 
@@ -34,27 +33,18 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
     """Take the address, the key and the limits of an endpoint."""
     what = "default: 127.0.0.1, which this machine alone can reach; another needs a key"
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=what)
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
+    what = "default: 8000; 0: a free one"
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, help=what)
     parser.add_argument(
         "--key", help="what requests must bear; better in FEDTAILOR_SERVE_KEY in the environment"
     )
-    for name, default, what in (
-        ("--max-tokens", 512, "of an answer"),
-        ("--batch", 8, "requests that are answered together at most"),
-        ("--waiting", 32, "requests that wait at most; more are refused"),
+    for name, default, most, what in (
+        ("--max-tokens", 512, 100_000, "of an answer"),
+        ("--batch", 8, 256, "requests that are answered together at most"),
+        ("--waiting", 32, 10_000, "requests that wait at most; more are refused"),
     ):
         says = f"{what}; default: {default}"
-        parser.add_argument(name, type=int, default=default, metavar="N", help=says)
-
-
-def check_endpoint(options: argparse.Namespace) -> None:
-    """Raise InputError where one of `add_endpoint`'s options is out of range."""
-    if not 0 <= options.port <= 65535:
-        raise InputError(f"--port {options.port}: allowed: 0 to 65535")
-    for name, most in (("max_tokens", 100_000), ("batch", 256), ("waiting", 10_000)):
-        value = getattr(options, name)
-        if not 1 <= value <= most:
-            raise InputError(f"--{name.replace('_', '-')} {value}: allowed: 1 to {most}")
+        parser.add_argument(name, type=whole(1, most), default=default, metavar="N", help=says)
 
 
 def serve_until_stopped(models: Models, source: Path, options: argparse.Namespace) -> None:
