@@ -95,12 +95,11 @@ def unknown(
     """
     names = sorted(allowed)
     place = f" in {where}" if where else ""
-    if (shown := spelt(name, names)) == brief(name):
+    shown, similar = spelt(name, names), list[str]()
+    if shown == brief(name):  # else it names the one that prints alike
         similar = difflib.get_close_matches(str(name)[:100], names, n=2)
-        hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ";"
-    else:
-        hint = ";"
-    return InputError(f"unknown {what} {shown}{place}{hint} {kind}: {', '.join(names)}")
+    hint = f" did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+    return InputError(f"unknown {what} {shown}{place};{hint} {kind}: {', '.join(names)}")
 
 
 def spelt(name: Any, names: Iterable[str]) -> str:

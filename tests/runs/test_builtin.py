@@ -34,7 +34,7 @@ def test_an_unknown_name_lists_those_that_exist() -> None:
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes").mkdir()
-    with pytest.raises(InputError, match=r"^notes is not a run directory, and no experiment file$"):
+    with pytest.raises(InputError, match=r"^notes is no experiment file, and no run directory$"):
         load(Path("notes"))
 
 

@@ -221,9 +221,7 @@ def test_data_are_found_in_the_current_folder_or_else_beside_the_file(
 
 
 def test_what_is_neither_a_file_nor_a_run_is_told() -> None:
-    with pytest.raises(
-        InputError, match=r"^runs/nope is neither an experiment file nor a run dire"
-    ):
+    with pytest.raises(InputError, match=r"^runs/nope is no experiment file, and no run dire"):
         ft.run("runs/nope")
 
 

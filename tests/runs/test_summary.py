@@ -60,7 +60,7 @@ def test_the_costs_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert "clients   3: berlin, 7, lagos\n" in text
     assert "left out: nice (4)\n" in text
     assert "(least, median, most): train 27, 27, 27; test 119, 120, 120\n" in text
-    hint = "fedavg trains the whole model; a small adapter is trained with methods.fedavg."
+    hint = "the whole model is trained by fedavg; a small adapter is trained with methods.fedavg."
     assert f'  hint      {hint}trainable = "lora"\n' in text
     assert "  hint      schedule.final = 0.5 has no effect" in text
     assert json.loads(summary.as_json())["client_names"] == ["berlin", "7", "lagos"]
@@ -140,7 +140,7 @@ def test_a_metric_that_is_undefined_for_all_is_said_before_and_null_after(tmp_pa
     )
     arguments: dict[str, Any] = {"data": digits(), "backbone": digits_backbone()}
     hints = dry_run(one_class, out, **arguments).hints
-    assert "auc, matthews are undefined for 10 of 10 clients, whose validation rows" in hints[0]
+    assert "auc, matthews: undefined for 10 of 10 clients, whose validation rows" in hints[0]
     assert hints[0].endswith("can choose no round: the last is reported")
     ft.run(one_class, out, **arguments)
     assert "nan" not in ft.compare(out)

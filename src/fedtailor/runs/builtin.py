@@ -43,18 +43,16 @@ def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> P
         return path
     if str(path) in builtin:
         return builtin[str(path)]
-    if path.is_dir() and not (path / "experiment.json").is_file():
-        raise InputError(f"{path} is not a run directory, and no {what} file")
-    if path.is_dir():
+    if (path / "experiment.json").is_file():
         raise InputError(
             f"{path} is a run directory; this command takes an experiment file, such as the one "
             "that was run"
         )
-    if path.name == str(path) and not path.suffix:
+    if path.name == str(path) and not path.suffix and not path.is_dir():
         raise unknown(what, str(path), builtin, kind="no file has that name; built-in")
     hint = f"; the built-in one runs by name: {path.stem}" if path.stem in builtin else ""
-    if what == "experiment" and not path.suffix:
-        raise InputError(f"{path} is neither an experiment file nor a run directory{hint}")
+    if path.is_dir() or (what == "experiment" and not path.suffix):
+        raise InputError(f"{path} is no {what} file, and no run directory{hint}")
     raise missing_file(path, hint, what=f"{what} file")
 
 

@@ -155,9 +155,8 @@ def _whole_models(
     whole = [label for label, one in tuned if (one.trainable, one.layers) == ("full", ())]
     if not (whole and backbone.pretrained and backbone.blocks) or parameters < _LARGE:
         return []
-    what = "trains" if len(whole) == 1 else "train"
     return [
-        f"{', '.join(whole)} {what} the whole model; a small adapter is trained with "
+        f"the whole model is trained by {', '.join(whole)}; a small adapter is trained with "
         f'methods.{whole[0]}.trainable = "lora"'
     ]
 
@@ -206,13 +205,11 @@ def _undefined(experiment: Experiment, federation: Federation) -> list[str]:
         )
         for count in dict.fromkeys(counts[name] for name in asked if counts[name]):
             names = [name for name in asked if counts[name] == count]
-            every, several = count == len(clients), len(names) > 1
-            its = "their" if several else "its"
-            none = f"{'they have' if several else 'it has'} no mean"
+            every = count == len(clients)
             line = (
-                f"{', '.join(names)} {'are' if several else 'is'} undefined for {count} of "
-                f"{len(clients)} clients, whose {split} rows have all the same label, or none; "
-                f"{none if every else f'{its} mean is that of the others'}"
+                f"{', '.join(names)}: undefined for {count} of {len(clients)} clients, whose "
+                f"{split} rows have all the same label, or none; "
+                f"{'there is no mean' if every else 'the mean is that of the others'}"
             )
             if every and split == "validation" and chosen in names:
                 line += f"; evaluate.select = {chosen!r} can choose no round: the last is reported"

@@ -242,9 +242,7 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> No
         ("classes", "data.classes gives their names, in order"),
         ("scale", f"data.{' and data.'.join(settings)} give it"),
     ):
-        values = old.get(key, []), new.get(key, [])
-        a, b = (list(value) if isinstance(value, tuple) else value for value in values)
-        if a != b:
+        if (a := old.get(key, [])) != (b := new.get(key, [])):
             raise InputError(
                 f"start_from: {key} is {shown(a)} in {run} and {shown(b)} now; {way_out}"
             )

@@ -39,7 +39,7 @@ from ..store.trained_rows import check_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .base_model import check_model, pinned
-from .build import Inputs, named, task_again
+from .build import Inputs, task_again
 from .experiment import Experiment
 from .held_out import leave_out, rows_trained_before
 from .manifest import data_manifest, open_run, read_data_manifest, same_data
@@ -108,9 +108,8 @@ class TrainedMethod:
     def federation(self) -> Federation:
         """The clients with their examples, which are loaded for this. Raises InputError where the
         data can't be loaded, or are not those of the run."""
-        experiment = named(self.experiment, self.dataset, self.backbone)
-        inputs = Inputs.load(experiment, self.dataset, self.backbone)
-        inputs = leave_out(inputs, rows_trained_before(experiment, self.run))
+        inputs = Inputs.load(self.experiment, self.dataset, self.backbone)
+        inputs = leave_out(inputs, rows_trained_before(self.experiment, self.run))
         federation = inputs.federations[self.seed]
         if not same_data(data_manifest(federation), self.data):
             raise InputError(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..data.federation import Federation
 from ..engine.participants import usual_cohort
@@ -35,16 +34,18 @@ from .summary import StartSummary
 class TrialRun:
     """A trial, one method with one seed, and what it runs with."""
 
+    experiment: Experiment
     label: str
     seed: int
-    method: Method
     federation: Federation
     store: TrialStore
     select: Metric  # chooses the reported round
     progress: Progress
-    bounds: Mapping[str, Any] = field(default_factory=dict)  # the settings in `BOUNDS`
-    is_asynchronous: bool = False
-    goes_back: bool = True  # by `fedtailor rollback`
+
+    @property
+    def method(self) -> Method:
+        """The method with its settings."""
+        return self.experiment.methods[self.label]
 
     @property
     def title(self) -> str:
@@ -94,9 +95,6 @@ def run_trials(
     ``scores`` are wanted; all that is printed goes into ``run.log``, too."""
     ends: list[str | None] = []
     todo = [(seed, label) for label, seed in left]
-    cohort, chosen_by = experiment.cohort, experiment.evaluate.select
-    bounds = {name: getattr(cohort, name) for name in BOUNDS}
-    masked = experiment.secure_aggregation.is_active
     with locked(out):
         write_manifest(experiment, federations, out, todo)
         methods = summary.methods if summary else ()
@@ -106,19 +104,15 @@ def run_trials(
             if summary is not None and any(left.values()):
                 progress.say(*summary.lines())
             for seed, label in todo:
-                federation, method = federations[seed], experiment.methods[label]
-                select = chosen_by or federation.dataset.objective.selects
+                federation = federations[seed]
+                select = experiment.evaluate.select or federation.dataset.objective.selects
                 place = trial_folder(out, label, seed)
                 store = TrialStore(place, experiment.rounds, select, federation.names)
                 if experiment.privacy.is_active and experiment.privacy.secret:
                     federation = replace(federation, secret=secret_of(place))
-                trial = TrialRun(
-                    label, seed, method, federation, store, select, progress, bounds,
-                    is_asynchronous=cohort.buffer is not None,
-                    goes_back=not (experiment.privacy.is_active or masked),
-                )  # fmt: skip
+                trial = TrialRun(experiment, label, seed, federation, store, select, progress)
                 if not is_done(trial):
-                    progress.begin(_stage(trial, experiment), store.last.round)
+                    progress.begin(_stage(trial), store.last.round)
                     _end_well(trial, run_trial, several=len(todo) > 1, scores=scores)
                 ends.append(store.last.diverged)
     if all(ends):
@@ -143,21 +137,20 @@ def _result(trial: TrialRun) -> str:
     return headline(found, trial.select)
 
 
-def _stage(trial: TrialRun, experiment: Experiment) -> Stage:
-    federation, plan = trial.federation, experiment.plan
+def _stage(trial: TrialRun) -> Stage:
+    federation, plan = trial.federation, trial.experiment.plan
     cohort = len(usual_cohort(trial.method, federation, plan))
     evaluated = len(plan.evaluated(federation))
     clients = {"train": cohort, "evaluate": evaluated, "write": evaluated}
     metric = federation.dataset.objective.selects
-    rounds, remote = experiment.rounds, federation.remote
-    return Stage(trial.label, trial.title, rounds, clients, metric, remote)
+    return Stage(trial.label, trial.title, plan.rounds, clients, metric, federation.remote)
 
 
 def _end_well(
     trial: TrialRun, run_trial: Callable[[TrialRun], None], *, several: bool, scores: bool
 ) -> None:
     """Run a trial to its end, and say in one line how it ended; it may diverge."""
-    store, progress = trial.store, trial.progress
+    store, progress, experiment = trial.store, trial.progress, trial.experiment
     try:
         run_trial(trial)
         if scores and (result := _result(trial)):
@@ -167,13 +160,13 @@ def _end_well(
         best, last = store.last.best_round, store.last.round
         progress.skip(trial.label, store.last.rounds - last)
         progress.say(f"{trial.title} ends here: {error}", only_log=not several)
-        if best < last and not trial.is_asynchronous:
+        if best < last and experiment.cohort.buffer is None:
             for line in about_norms({r.round: r.norm_by_client for r in store.history()}, best):
                 progress.say(f"{trial.title}: {line}")
-            back = (
-                f"; fedtailor rollback takes it back to round {best}, the best on validation data"
-            )
-            said = f"the same command goes on after round {last}{back if trial.goes_back else ''}"
+            said = f"the same command goes on after round {last}"
+            if not (experiment.privacy.is_active or experiment.secure_aggregation.is_active):
+                said += f"; fedtailor rollback takes it back to round {best}, the best on "
+                said += "validation data"
             progress.say(f"{trial.title}: {said}")
 
 
@@ -182,6 +175,7 @@ def commit_rounds(
 ) -> None:
     """Commit each of the trial's ``rounds``, and show the progress; ``on_round`` may stop it."""
     store, say, title = trial.store, trial.progress.say, trial.title
+    bounds = {name: getattr(trial.experiment.cohort, name) for name in BOUNDS}
     rounds, before = iter(rounds), store.bounds()
     if not store.has_begun and (store.path / START_FILE).exists():
         store.commit(next(rounds))
@@ -191,9 +185,9 @@ def commit_rounds(
             f"{about.run}, with {about.clients} of its clients; before: {_result(trial)}"
         )
     for round_ in rounds:
-        for change in changed_bounds(before, trial.bounds, round_.number):
+        for change in changed_bounds(before, bounds, round_.number):
             say(f"{title}: {change}")
-        store.commit(round_, trial.bounds if trial.bounds != before else {})
+        store.commit(round_, bounds if bounds != before else {})
         for note in round_.notes:
             say(f"{title}, round {round_.number}: {note}")
         if round_.unchanged:
@@ -203,7 +197,7 @@ def commit_rounds(
                 f"change nothing, since their numbers are no longer finite: {names}"
             )
         trial.progress.round(round_)
-        before = trial.bounds
+        before = bounds
         if on_round and _stops(on_round, trial, round_):
             store.stop()
             return
