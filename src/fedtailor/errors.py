@@ -81,14 +81,8 @@ def whole_number(text: str) -> int | None:
 def unknown(
     what: str, name: str, allowed: Iterable[str], *, where: str = "", kind: str = "allowed"
 ) -> InputError:
-    """Return the error for a name that is not one of ``allowed``; the message has the nearest ones.
-
-    Args:
-        what: the kind of thing that has the name, such as ``method``.
-        name: the unknown name.
-        allowed: all names that could stand there.
-        where: the file or the section that has the name.
-        kind: the word before the list of allowed names.
+    """Return the error for the name of a ``what``, such as "method", that is none of ``allowed``;
+    the message has the nearest ones, ``where`` the name stands, and ``kind`` before those allowed.
 
     >>> print(unknown("method", "fedsgd", ["fedavg", "fedsdg"]))
     unknown method 'fedsgd'; did you mean 'fedsdg' or 'fedavg'? allowed: fedavg, fedsdg
@@ -137,13 +131,8 @@ def listed(names: Sequence[str], counts: Sequence[int] | None = None, few: int =
 
 
 def missing_file(path: str | Path, where: str = "", what: str = "file") -> InputError:
-    """Return the error for a file that isn't there; the message has one of its folder with a name
-    much like it.
-
-    Args:
-        path: the missing file.
-        where: the places that were looked at, or what files there can be.
-        what: the kind of file.
+    """Return the error for a file of the kind ``what`` that isn't there; the message has one of its
+    folder with a name much like it, and ``where`` it was looked for, or what files there can be.
 
     >>> print(missing_file("data/visit.csv"))
     no file 'data/visit.csv'

@@ -100,11 +100,9 @@ class Trace:
 
 
 def exclusive_seconds(spans: list[tuple[float, float, str]]) -> dict[str, float]:
-    """Return the seconds of each phase, without the seconds of the phases inside it.
-
-    Args:
-        spans: (begin, end, name) in microseconds; spans nest or follow each other. The time of a
-            span whose name is no phase counts as ``other``.
+    """Return the seconds of each phase, without those of the phases inside it, from ``spans``:
+    (begin, end, name) in microseconds, which nest or follow each other. The time of a span whose
+    name is no phase counts as ``other``.
 
     >>> exclusive_seconds([(0, 9e6, "round"), (1e6, 4e6, "evaluate"), (2e6, 3e6, "forward")])
     {'forward': 1.0, 'evaluate': 2.0, 'other': 6.0}

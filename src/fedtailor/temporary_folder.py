@@ -15,15 +15,9 @@ _LOCKED_WITHIN = 1.0  # seconds after a folder was made
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder that is removed in the end, unless it was renamed.
-
-    Folders with the same ``prefix`` that killed processes have left are removed first: nobody holds
-    their lock.
-
-    Args:
-        prefix: begins the folder's name, and is not that of anything else in ``parent``.
-        parent: the folder to make it in, which is there; None: that for temporary files.
-    """
+    """A new folder in ``parent`` (None: the folder for temporary files) that is removed in the end,
+    unless it was renamed. Its name begins with ``prefix``, which nothing else there has. Those that
+    killed processes have left are removed first: nobody holds their lock."""
     import fcntl
 
     parent = Path(tempfile.gettempdir()) if parent is None else parent

@@ -20,7 +20,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from .errors import InputError
@@ -54,6 +54,16 @@ class Origin:
         name = self.reference.rpartition(":")[2]
         return self.reference if self.path is None else f"{self.path}:{name}"
 
+    def check(self, sha256: str | None) -> None:
+        """Raise InputError unless the sha256 is this one; None: any will do."""
+        if sha256 not in (None, self.sha256):
+            place = _shown(self.location.rpartition(":")[0])
+            with_others = f", or one of {', '.join(self.beside)}," if self.beside else ""
+            raise InputError(
+                f"{place}{with_others} has changed: its sha256 was {str(sha256)[:12]}..., and is "
+                f"{str(self.sha256)[:12]}... now; restore it as it was"
+            )
+
 
 def absolute(reference: str, folder: Path) -> str:
     """Return ``reference`` with the whole path of its file, which is relative to ``folder``; as it
@@ -68,26 +78,18 @@ def absolute(reference: str, folder: Path) -> str:
 
 
 def load(reference: str, sha256: str | None = None) -> Any:
-    """Load the object that ``reference`` names; a file is relative to the working directory.
-
-    Args:
-        reference: ``FILE.py:NAME`` or ``package.module:NAME``; ``FILE:NAME`` is a file, too, if
-            there is a ``FILE.py``.
-        sha256: what the file's must be; None: anything.
-
-    Raises:
-        InputError: no such file, module or name; a mistake in the file; another sha256.
+    """Load the object that ``reference`` names; a file is relative to the working directory, and
+    ``FILE:NAME`` is one, too, if there is a ``FILE.py``. Raises InputError for no such file, module
+    or name, a mistake in the file, or another sha256 than this one, unless it is None.
 
     >>> load("mine.py:Mine")
     Traceback (most recent call last):
     fedtailor.errors.InputError: no file mine.py; give FILE.py:NAME or package.module:NAME
     """
     place, name = _split(reference)
-    if place.endswith(".py"):
-        module = _load_file(Path(place), sha256)
-    else:
-        module = _import(place)
-        _check(place, _source(module), sha256)
+    own = origin_of(reference)
+    own.check(sha256)
+    module = _import(place) if own.path is None else _load_file(own, own.path)
     found = vars(module).get(name)
     if found is None and place == "__main__":
         raise InputError(
@@ -116,8 +118,8 @@ def own_faults(of_values: bool = False) -> Iterator[None]:
         if place is None:
             files = ", ".join(map(_shown, sorted(_files)))
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{files} (or what uses its values: {Path(frame.filename).name}, line "
-            place += f"{frame.lineno})"
+            where = f"{Path(frame.filename).name}, line {frame.lineno}"
+            place = f"{files} (or what uses its values: {where})"
         raise InputError(f"{place}: {_text(error)}") from error
 
 
@@ -136,10 +138,8 @@ def _own_place(error: BaseException) -> str | None:
 
 def stored(reference: str, folder: Path, sha256: str | None) -> str:
     """Return ``reference``, as a run directory has it, with the whole path of the copy of its file
-    in ``folder``. A copy must have this ``sha256``; a module may have any if that is None.
-
-    Raises:
-        InputError: the file is not in the folder itself, or has changed.
+    in ``folder``. A copy must have this ``sha256``; a module may have any if that is None. Raises
+    InputError where the file is not in the folder itself, or has changed.
 
     >>> stored("../mine.py:Mine", Path("run/methods/mine"), None)
     Traceback (most recent call last):
@@ -151,22 +151,19 @@ def stored(reference: str, folder: Path, sha256: str | None) -> str:
         raise InputError(f"{reference!r} names no file in {_shown(folder)}, nor a module")
     if not is_file:
         if sha256 is not None:
-            _check(place, _source(_import(place)), sha256)
+            origin_of(reference).check(sha256)
         return reference
     copy = (folder / place).absolute()
     if copy.is_file():
         if sha256 is None:
             raise InputError(f"{_shown(copy)} has no sha256 in experiment.json; it must have one")
-        source = copy.read_bytes()
-        _check(copy, source, sha256, imported_beside(copy, source))
+        origin_of(f"{copy}:{name}").check(sha256)
     return f"{copy}:{name}"
 
 
 def file_of(reference: str) -> Path:
-    """Return the file in which the object that ``reference`` names is defined.
-
-    Raises:
-        InputError: it names no object, or something that is in no file.
+    """Return the file in which the object that ``reference`` names is defined. Raises InputError
+    where it names no object, or one that is in no file.
 
     >>> file_of("fedtailor.errors:InputError").name
     'errors.py'
@@ -195,17 +192,18 @@ def origin(value: type) -> Origin:
 
 
 def origin_of(reference: str) -> Origin:
-    """Return where the object that ``reference`` names is defined; a file is read, not run.
-
-    Raises:
-        InputError: no such file or module.
+    """Return where the object that ``reference`` names is defined; a file is read, not run. Raises
+    InputError for no such file or module.
 
     >>> origin_of("fedtailor.errors:InputError").reference
     'fedtailor.errors:InputError'
     """
     place, name = _split(reference)
     if place.endswith(".py"):
-        return _of_file(Path(place), _read(Path(place)), name)
+        path = Path(place)
+        if not path.is_file():
+            raise InputError(f"no file {_shown(path)}; give FILE.py:NAME or package.module:NAME")
+        return _of_file(path, path.read_bytes(), name)
     module = _import(place)
     source = _source(module)
     return Origin(reference, None if _path(module) is None else _digest(source), None, source)
@@ -259,29 +257,9 @@ def _split(reference: str) -> tuple[str, str]:
     return place, name
 
 
-def _check(
-    place: str | Path, source: bytes, sha256: str | None, beside: Mapping[str, bytes] | None = None
-) -> None:
-    if sha256 is not None and (now := _digest(source, beside)) != sha256:
-        with_others = f", or one of {', '.join(beside)}," if beside else ""
-        raise InputError(
-            f"{_shown(place)}{with_others} has changed: its sha256 was {sha256[:12]}..., and is "
-            f"{now[:12]}... now; restore it as it was"
-        )
-
-
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise InputError(f"no file {_shown(path)}; give FILE.py:NAME or package.module:NAME")
-    return path.read_bytes()
-
-
-def _load_file(path: Path, sha256: str | None) -> ModuleType:
-    source = _read(path)
-    beside = imported_beside(path, source)
-    _check(path, source, sha256, beside)
-    name = f"{path.stem}_{_digest(source, beside)[:12]}"
-    others = _beside.serve(path.parent, beside)
+def _load_file(own: Origin, path: Path) -> ModuleType:
+    name = f"{path.stem}_{str(own.sha256)[:12]}"
+    others = _beside.serve(path.parent, own.beside)
     if name in sys.modules:
         sys.modules.update(others)
         return sys.modules[name]
@@ -292,8 +270,8 @@ def _load_file(path: Path, sha256: str | None) -> ModuleType:
     _files.add(str(path))
     try:
         with own_faults():
-            exec(compile(source, str(path), "exec"), vars(module))
-        _sources[name] = source
+            exec(compile(own.source, str(path), "exec"), vars(module))
+        _sources[name] = own.source
     finally:
         if name not in _sources:
             del sys.modules[name]
@@ -367,10 +345,10 @@ def _source(module: ModuleType) -> bytes:
     return _sources[name]
 
 
-def _digest(source: bytes, beside: Mapping[str, bytes] | None = None) -> str:
+def _digest(source: bytes, beside: Mapping[str, bytes] = MappingProxyType({})) -> str:
     """The sha256 of a source, and of the sources of files by name."""
     digest = hashlib.sha256(source)
-    for name, other in (beside or {}).items():
+    for name, other in beside.items():
         digest.update(f"\0{name}\0{hashlib.sha256(other).hexdigest()}".encode())
     return digest.hexdigest()
 
