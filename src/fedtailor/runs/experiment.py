@@ -6,7 +6,7 @@ import dataclasses
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,8 +73,6 @@ class Experiment:
         if not self.methods:
             raise InputError("no methods; name at least one, for example [methods.fedsdg]")
         check_folder_name("name", self.name)
-        if self.rounds < 1 or not self.seeds:
-            raise InputError(f"rounds = {self.rounds}, seeds = {self.seeds}: at least one of each")
         if len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"seeds = {list(self.seeds)}: each may stand there only once")
         if isinstance(self.start_from, (str, Path)):  # the short form, as in a file
@@ -107,18 +105,17 @@ class Experiment:
         """What the engine needs of it."""
         return Plan(**{one.name: getattr(self, one.name) for one in dataclasses.fields(Plan)})
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, written: Callable[[str], str] = portable) -> dict[str, Any]:
         """For JSON: plain values, methods as a list with their labels and names; the user's own
-        files without their folders."""
-        plain = {name: value for name, value in _plain(self).items() if name != "methods"}
-        own = {k: {"class": o.reference, "sha256": o.sha256} for k, o in self.origins.items()}
+        code as ``written``, by default without the folders of files."""
+        plain: dict[str, Any] = _plain(self)
+        own = {k: {"class": o.location, "sha256": o.sha256} for k, o in self.origins.items()}
         plain["methods"] = [
             {"label": label, "name": method.name, **own.get(label, {}), **_plain(method)}
             for label, method in self.methods.items()
         ]
-        if self.model.factory is not None:
-            plain["model"]["factory"] = portable(self.model.factory)
-        plain["evaluate"]["metrics"] = [portable(metric) for metric in self.evaluate.metrics]
+        for code in own_code(plain):
+            code.section[code.name] = written(code.reference)
         return plain
 
     @cached_property
@@ -129,14 +126,12 @@ class Experiment:
         where two files would have the same place."""
         files = ((label, one, one.path) for label, one in self.origins.items())
         found = {f"methods/{k}/{path.name}": one for k, one, path in files if path is not None}
-        factory = [] if self.model.factory is None else [("factory", self.model.factory)]
-        metrics = [("metrics", metric) for metric in self.evaluate.metrics if ":" in metric]
-        for folder, reference in [*factory, *metrics]:
+        for code in own_code({**_plain(self), "methods": {}}):
             try:
-                own = origin_of(reference)
+                own = origin_of(code.reference)
             except InputError:
                 continue
-            place = source_place(own.reference, folder)
+            place = source_place(own.reference, code.folder)
             if place in found and found[place].sha256 != own.sha256:
                 raise InputError(
                     f"{found[place].path} and {own.path} differ, and copies of both would be "
@@ -274,14 +269,13 @@ def parse(content: Mapping[str, Any]) -> Experiment:
     methods = content.get("methods")
     if isinstance(methods, list):
         methods = by_label(methods)
-    if not isinstance(methods or {}, Mapping):
-        raise InputError(f"methods must be a table, got {brief(methods)}")
+    methods = table_of(methods or {}, "methods")
     if isinstance(start := content.get("start_from"), str):
         content = {**content, "start_from": {"run": start}}
     attack = content.get("attack")
     if isinstance(attack, Mapping) and attack.get("clients") == [] and "fraction" not in attack:
         raise InputError("attack.clients = []: name a client, or set attack.fraction")
-    built = {label: _method(label, fields) for label, fields in (methods or {}).items()}
+    built = {label: _method(label, fields) for label, fields in methods.items()}
     return build(Experiment(built), {k: v for k, v in content.items() if k != "methods"}, "")
 
 
@@ -309,8 +303,7 @@ def by_label(methods: Sequence[Any]) -> dict[str, dict[str, Any]]:
 
 def _method(label: str, fields: Any) -> Method:
     check_folder_name("method label", label)
-    if not isinstance(fields, Mapping):
-        raise InputError(f"methods.{label} must be a table of fields")
+    fields = table_of(fields, f"methods.{label}")
     about = ("name", "class", "sha256") if "class" in fields else ("name",)
     changes = {k: v for k, v in fields.items() if k not in about}
     if "class" in fields:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -160,8 +159,7 @@ def _defaults(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:
     """The defaults of all settings, keys dotted: those of an earlier version lack newer settings,
     whose defaults do what that version did."""
     known = {m["label"]: METHODS[m["name"]]() for m in content["methods"] if m["name"] in METHODS}
-    plain = json.loads(json.dumps(Experiment(known or {"local": Local()}).as_dict()))
-    return _flat(plain, labels)
+    return _flat(Experiment(known or {"local": Local()}).as_dict(), labels)
 
 
 def _flat(content: Mapping[str, Any], labels: set[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,7 +22,7 @@ from ..store.read import read as read_run
 from ..store.selection import metric_of, validated
 from ..user_code import absolute
 from . import builtin
-from .experiment import Experiment, own_code, parse, read, read_toml
+from .experiment import Experiment, by_label, parse, read, read_toml
 from .fields import build
 from .run import run
 from .settings import Settings, set_dotted
@@ -315,17 +314,10 @@ def _best_file(tuning: Tuning, chosen: Mapping[str, Outcome]) -> str:
         methods |= _with(tuning.experiment, label, outcome.settings).methods
     name = f"{tuning.experiment.name}-tuned"  # else it would go on with the first experiment's run
     experiment = replace(tuning.experiment, name=name, methods=methods)
-    plain = json.loads(json.dumps(experiment.as_dict()))
-    plain["methods"] = {
-        m["label"]: {k: v for k, v in m.items() if k not in ("label", "sha256")}
-        for m in plain["methods"]
-    }
-    for label, origin in experiment.origins.items():
-        plain["methods"][label]["class"] = origin.location
-    plain["model"]["factory"] = experiment.model.factory
-    plain["evaluate"]["metrics"] = list(experiment.evaluate.metrics)
-    for code in own_code(plain):
-        code.section[code.name] = absolute(code.reference, Path())
+    plain = experiment.as_dict(lambda reference: absolute(reference, Path()))
+    plain["methods"] = by_label(plain["methods"])
+    for label in experiment.origins:
+        del plain["methods"][label]["sha256"]  # the file may change
     return tomli_w.dumps(_for_toml(plain))
 
 
