@@ -92,10 +92,8 @@ def load(reference: str, sha256: str | None = None) -> Any:
     module = _import(place) if own.path is None else _load_file(own, own.path)
     found = vars(module).get(name)
     if found is None and place == "__main__":
-        raise InputError(
-            f"{name} was defined in a script or a notebook, not in this one; put it into a file "
-            f"and name it: FILE.py:{name}"
-        )
+        said = f"{name} was defined in a script or a notebook, not in this one"
+        raise InputError(f"{said}; put it into a file and name it: FILE.py:{name}")
     if found is None:
         raise InputError(f"{_shown(place)} defines no {name!r}; named by {_shown(reference)!r}")
     return found
@@ -324,8 +322,8 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise InputError(
-            f"can't import {name!r}: {_text(error)}; it must be installed, or its folder be on "
-            "PYTHONPATH; or give a file, FILE.py:NAME"
+            f"can't import {name!r}: {_text(error)}; install it, put its folder on PYTHONPATH, or "
+            "give a file, FILE.py:NAME"
         ) from error
 
 

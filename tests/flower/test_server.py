@@ -197,7 +197,7 @@ def test_rounds_are_added_where_all_sides_have_the_longer_experiment(tmp_path: P
     part = "methods/fedper/seed-0"
     for name in ("history.jsonl", "clients.jsonl", "server.safetensors"):
         assert (far / part / name).read_bytes() == (near / part / name).read_bytes(), name
-    with pytest.raises(InputError, match="each is at its site; predict and export there"):
+    with pytest.raises(InputError, match="predict and export at its site"):
         open_trained(far, "fedper", data=DIGITS, backbone=digits_backbone()).client_state(0)
     (verdict,) = table(read_all([far])).verdicts
     assert (verdict.best, verdict.next_step) == ("fedper", "")

@@ -119,7 +119,7 @@ def test_stdin_has_a_text_a_line_objects_or_a_csv(
     [
         ("a.csv", "text,label\n", "a.csv has no rows; give at least one row"),
         ("a.csv", "", "a.csv has no rows; give at least one row"),
-        ("a.csv", "note\nx\n", "no column of .* has a usual name for texts; name it with --text"),
+        ("a.csv", "note\nx\n", "no usual name for texts in .*; give --text, one of: note"),
         ("a.csv", "text,label\nx\n", "row 1 has not as many fields as the header"),
         ("a.csv", 'text,label\nx,a\n"x"y,b\n', "as a csv file: line 3: ',' expected after"),
         ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),
@@ -231,14 +231,14 @@ def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
     assert [line.partition(",")[0] for line in kept[1:]] == ["17", "18"]
     with pytest.raises(InputError, match=r"unknown column .no. in .*a\.csv.* columns: id, "):
         check_kept(rows, ["no"], made, ["a", "b"], DEFAULT)
-    with pytest.raises(InputError, match=r"--keep label: .* of its own .*; rename it in the input"):
+    with pytest.raises(InputError, match=r"--keep label: .* of its own .*; rename it"):
         check_kept(rows, ["label"], made, ["a", "b"], DEFAULT)
     with pytest.raises(InputError, match="--keep client: the output has a column of its own with"):
         check_kept(
             Rows(["one"], table=[{"client": "x"}]), ["client"], "-", ["a"], DEFAULT, by_client=True
         )
     uneven = table(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n{"text": "two"}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id'; add it to the row, or"):
+    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id', so --keep fails"):
         check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, ["a", "b"], DEFAULT)
     with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
         check_kept(Rows(["one"]), ["id"], "-", ["a", "b"], DEFAULT)

@@ -162,7 +162,7 @@ def test_a_file_and_settings_run_into_a_folder_of_that_name(
         ft.run("runs/mine", settings={"rounds": 3})
     with pytest.raises(InputError, match="the run's model was given from Python; give it again"):
         ft.run("runs/mine", settings={"rounds": 3}, data=given["data"])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="settings apply to experiment files"):
+    with pytest.raises(InputError, match="settings are for files"):
         ft.run(EXPERIMENT, settings="rounds=3")
 
 

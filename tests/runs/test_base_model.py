@@ -81,7 +81,7 @@ def test_another_base_model_is_refused_and_the_old_one_goes_on(
                 assert main(command) == 2, command
             said = capsys.readouterr()
             assert "the base model is not the one that" in said.out + said.err, command
-            assert "put the model's files back as they were" in said.out + said.err
+            assert "put it back as it was" in said.out + said.err
     finally:
         shutil.rmtree(bert)
         shutil.copytree(kept, bert)
@@ -129,5 +129,5 @@ def test_a_model_of_the_hub_is_that_of_its_commit(begun: Path, tmp_path: Path) -
     (snapshots / "abc" / "vocab.txt").write_text("fetched later")
     assert base_model.check_model(ModelConfig(str(snapshots / "abc")), out)
     overwrite(snapshots / "abc" / "model.safetensors")
-    with pytest.raises(InputError, match=r"put .* back as they were \(commit abc of the hub\)"):
+    with pytest.raises(InputError, match=r"put it back as it was \(commit abc of the hub\)"):
         base_model.check_model(ModelConfig(str(snapshots / "abc")), out)

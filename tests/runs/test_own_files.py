@@ -176,7 +176,7 @@ def test_two_files_of_one_name_are_refused(file: Path, tmp_path: Path) -> None:
     (file.parent / "other").mkdir()
     (file.parent / "other/metric.py").write_text(METRIC.replace("share", "part"))
     metrics = ["metric.py:share", "other/metric.py:part"]
-    with pytest.raises(InputError, match=r"metric\.py differ, and copies of both would be"):
+    with pytest.raises(InputError, match=r"metric\.py differ, and both would be copied to"):
         ft.run(file, tmp_path / "run", settings={"evaluate.metrics": metrics})
     assert not (tmp_path / "run").exists()
 

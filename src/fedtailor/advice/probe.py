@@ -22,10 +22,7 @@ def probe(advice: Advice, experiment: Experiment, rounds: int, out: Path | None 
     so many ``rounds`` with the first seed; return the best on validation data, and all scores. The
     run is deleted afterwards, unless it has a place, ``out``."""
     if experiment.split.validation == 0:
-        raise InputError(
-            "a probe compares methods on validation data, and split.validation is 0; set it to a "
-            "share of the training examples, e.g. 0.2"
-        )
+        raise InputError("a probe needs validation data: split.validation is 0; set it to 0.2, say")
     labels = dict.fromkeys([*advice.methods, *BASELINES, *experiment.methods])
     own = experiment.methods
     short = replace(

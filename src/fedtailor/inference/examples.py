@@ -35,9 +35,7 @@ def text_examples(
         values = objective.conversations([values])
     texts = [one_input(value, objective, are_pairs=are_pairs) for value in values]
     if tokenizer is None:
-        raise InputError(
-            "this model has no tokenizer; give its inputs as fedtailor.data.table.Tokens"
-        )
+        raise InputError("this model has no tokenizer; give inputs as fedtailor.data.table.Tokens")
     return encode(texts, tokenizer, max_length, objective)
 
 
@@ -47,9 +45,7 @@ def inputs_of(values: Any) -> list[Any]:
         return [values]
     is_list = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
     if isinstance(values, Mapping) or hasattr(values, "columns") or not is_list:
-        raise InputError(
-            f"inputs = {brief(values, 60)}: must be a list of inputs, such as a table's column"
-        )
+        raise InputError(f"inputs = {brief(values, 60)}: must be a list, such as a table's column")
     return list(values)
 
 
@@ -101,17 +97,15 @@ def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
             raise missing_file(path) from None
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "convert"):
+            kind = type(value).__name__
             raise InputError(
-                f"an input is a {type(value).__name__}; this model reads pictures: paths, arrays "
-                "or PIL's images"
+                f"an input is a {kind}; this model reads paths, arrays or PIL's images"
             )
         value = pixels(value, channels, name)
     array = value[None] if value.ndim == 2 else value
     if array.ndim != 3 or len(array) != channels:
-        raise InputError(
-            f"a picture has the shape {list(value.shape)}; allowed: {channels} channels, height, "
-            f"width, as {list(shape)} in training"
-        )
+        told = f"allowed: {channels} channels, height, width, as {list(shape)} in training"
+        raise InputError(f"a picture has the shape {list(value.shape)}; {told}")
     array = picture_array(array, "the inputs")
     if array.shape[1:] != (height, width):
         array = Images(array[None]).resized(height, width).values[0]

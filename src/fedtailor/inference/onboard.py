@@ -208,21 +208,16 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
             for one in (getattr(data, what), wanted.get(what, ()))
         )
         if value != ours:
-            raise InputError(
-                f"the new client's data have {what} {value!r}; the run's have {ours!r}"
-            )
+            raise InputError(f"the new client has {what} {value!r}; the run has {ours!r}")
     pairs = data.pair, wanted.get("pair")
     read, ours = ("pairs of texts" if pair else "no pairs of texts" for pair in pairs)
     if read != ours:
         raise InputError(f"the new client's inputs are {read}; the run's are {ours}")
     if isinstance(data.inputs, Images):
         channels, height, width = wanted["picture"]
+        if (own := data.inputs.values.shape[1]) != channels:
+            raise InputError(f"the new client's pictures have {own} channels; the run's {channels}")
         if data.picture != (channels, height, width):
-            if data.inputs.values.shape[1] != channels:
-                raise InputError(
-                    f"the new client's pictures have {data.inputs.values.shape[1]} channels; the "
-                    f"run's have {channels}"
-                )
             data = replace(data, inputs=data.inputs.resized(height, width))
     return data
 
@@ -232,10 +227,7 @@ def _loaded(trained: TrainedMethod, data: Path | str | Data, client: str) -> Dat
     ours, task = trained.experiment.data, trained.data["task"]
     names = {one: getattr(ours, one) for one in ("text", "text_pair", "image", "label")}
     if not isinstance(data, Data | str | Path):
-        raise InputError(
-            f"data = {brief(data, 60)}: must be a file's name, a Data, as from Data.from_pandas, "
-            "or a Dataset"
-        )
+        raise InputError(f"data = {brief(data, 60)}: must be a file's name, a Data or a Dataset")
     source = data if isinstance(data, Data) else Data({"path": str(data), **names})
     scaled = "scale" in objective_of(task).settings
     config = replace(

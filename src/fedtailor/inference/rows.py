@@ -86,10 +86,8 @@ def read_rows(
         kind = ".jsonl" if content.lstrip().startswith("{") else ".csv" if is_csv else ".txt"
         return _of_text(content, kind, "stdin", data, text)
     if path.is_dir() or path.suffix not in TABLES:
-        raise InputError(
-            f"can't read {source!r}: this model reads texts; allowed: {', '.join(TABLES)} files, "
-            "or - for stdin"
-        )
+        allowed = f"{', '.join(TABLES)} files, or - for stdin"
+        raise InputError(f"can't read {source!r}: this model reads texts; allowed: {allowed}")
     check_text_file(path, source)
     with path.open(encoding="utf-8-sig", newline="") as file:
         content = file.read()
@@ -119,10 +117,8 @@ def _pictures(path: Path, source: str, data: DataConfig) -> Rows:
         return _rows([path / row["file"] for row in table], table, data)
     if path.suffix.lower() in PICTURES:
         return Rows([path])
-    raise InputError(
-        f"can't read {source!r}: this model reads pictures; allowed: a folder of pictures, or one "
-        f"of {', '.join(PICTURES)}"
-    )
+    allowed = f"a folder of pictures, or one of {', '.join(PICTURES)}"
+    raise InputError(f"can't read {source!r}: this model reads pictures; allowed: {allowed}")
 
 
 def _reads_pairs(data: DataConfig) -> bool:
@@ -243,10 +239,8 @@ def _text_column(
         )
     column = name or usual_column(objective.input_names, columns)
     if column is None:
-        raise InputError(
-            f"no column of {source} has a usual name for texts; name it with --text; columns: "
-            f"{', '.join(columns)}"
-        )
+        known = ", ".join(columns)
+        raise InputError(f"no usual name for texts in {source}; give --text, one of: {known}")
     return column
 
 
@@ -313,15 +307,11 @@ def check_kept(
             raise unknown("column", column, present, where=source, kind="columns")
         if column in own:
             raise InputError(
-                f"--keep {column}: the output has a column of its own with that name; rename it in "
-                "the input"
+                f"--keep {column}: the output has a column of its own with that name; rename it"
             )
         for number, row in enumerate(rows.table or (), 1):
             if column not in row:
-                raise InputError(
-                    f"{source}, row {number} has no {brief(column)}; add it to the row, or leave "
-                    "the column out of --keep"
-                )
+                raise InputError(f"{source}, row {number} has no {brief(column)}, so --keep fails")
 
 
 def empty_texts(rows: Rows) -> str:

@@ -103,13 +103,11 @@ def check_model(config: ModelConfig, out: Path) -> bool:
     if told.commit is None:  # else files are fetched as they are needed
         changed |= now.keys() - known.keys()
     if changed:
-        name = min(changed)
         place = next(iter(now.values())).parent
+        commit = f" (commit {told.commit} of the hub)" if told.commit else ""
         raise InputError(
-            f"the base model is not the one that {out} was trained with: {name} of {place} has "
-            "changed since; put the model's files back as they were"
-            f"{f' (commit {told.commit} of the hub)' if told.commit else ''}, or train anew "
-            "with another --out"
+            f"the base model is not the one that {out} was trained with: {min(changed)} of {place} "
+            f"has changed since; put it back as it was{commit}, or choose another --out"
         )
     return True
 

@@ -111,8 +111,7 @@ class Inputs:
         objective = self.backbone(seed).objective
         if objective != federation.dataset.objective:
             raise InputError(
-                f"the data are for {federation.dataset.task}, and the model is for "
-                f"{objective.name}; give another model, or another data.task"
+                f"the data are for {federation.dataset.task}, the model is for {objective.name}"
             )
         for dataset in (federation.dataset, federation.public):
             if dataset is not None:
@@ -161,9 +160,8 @@ class Inputs:
         wanted = [len(next(iter(batch.values()))), *tokens, outputs]
         has_more = objective.has_classes and shape[-1:] > [outputs]  # than the data have classes
         if shape != wanted and not (has_more and shape[:-1] == wanted[:-1]):
-            raise InputError(
-                f"the model {name} gives logits {shape} for {received}; they must be {wanted}"
-            )
+            said = f"the model {name} gives logits {shape} for {received}"
+            raise InputError(f"{said}; they must be {wanted}")
 
 
 def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
@@ -178,8 +176,7 @@ def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
         most = "" if of is None else f"the tokenizer has ids up to {num_ids(of) - 1}, "
         raise InputError(
             f"a text has a token that the model can't read: {most}the embedding table of "
-            f"{backbone.name} has {rows} rows, for ids 0 to {rows - 1}; leave such tokens out of "
-            "the texts, or give a model whose embeddings were resized for its tokenizer"
+            f"{backbone.name} has {rows} rows; give a model that was resized for its tokenizer"
         )
 
 
@@ -197,9 +194,7 @@ def named(
     elif isinstance(data, Dataset):
         names["data"] = DataConfig(name=FROM_PYTHON + data.digest)
     elif data is not None:
-        raise InputError(
-            f"data = {brief(data, 60)}: must be a Data, as from Data.from_pandas, or a Dataset"
-        )
+        raise InputError(f"data = {brief(data, 60)}: must be a Data or a Dataset")
     if backbone is not None:
         names["model"] = ModelConfig(name=FROM_PYTHON + backbone.name)
     if isinstance(data, Dataset):
@@ -330,10 +325,8 @@ def device_of(engine: EngineConfig) -> torch.device:
         raise InputError(f"engine.device = {device!r}: PyTorch sees no CUDA device here")
     number = torch.device(device).index or 0
     if cuda and device != "cpu" and number >= torch.cuda.device_count():
-        raise InputError(
-            f"engine.device = {device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices "
-            "here, and the first one is cuda:0"
-        )
+        seen = f"{torch.cuda.device_count()} CUDA devices here, cuda:0 and on"
+        raise InputError(f"engine.device = {device!r}: PyTorch sees {seen}")
     return torch.device(device)
 
 

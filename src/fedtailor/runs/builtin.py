@@ -44,10 +44,7 @@ def find(path: Path, builtin: Mapping[str, Path], what: str = "experiment") -> P
     if str(path) in builtin:
         return builtin[str(path)]
     if (path / "experiment.json").is_file():
-        raise InputError(
-            f"{path} is a run directory; this command takes an experiment file, such as the one "
-            "that was run"
-        )
+        raise InputError(f"{path} is a run directory; give the experiment file that was run")
     if path.name == str(path) and not path.suffix and not path.is_dir():
         raise unknown(what, str(path), builtin, kind="no file has that name; built-in")
     hint = f"; the built-in one runs by name: {path.stem}" if path.stem in builtin else ""

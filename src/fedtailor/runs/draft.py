@@ -82,8 +82,7 @@ class Clients:
                 return cls(sizes, too_small, least)
         raise InputError(
             f"column {column!r} of {survey.path} has {len(counts)} clients, {len(sizes)} of them "
-            f"with {_FEWEST} rows or more; two are needed (--client none divides the rows at "
-            "random)"
+            f"with {_FEWEST} rows or more; two are needed (or --client none: rows at random)"
         )
 
     @property
@@ -121,10 +120,8 @@ def default_model(survey: Survey, roles: Roles) -> str:
     is_text = survey.column(roles.source).kind != "picture"
     model = "minilm" if is_text else "efficientnet-lite0"
     if roles.task not in BUILTIN[model].tasks:
-        raise InputError(
-            f"no built-in model is for {roles.task!r}; name one with --model, a folder or "
-            "owner/model of the hub"
-        )
+        which = "a folder or owner/model of the hub"
+        raise InputError(f"no built-in model is for {roles.task!r}; name one with --model, {which}")
     return model
 
 
@@ -171,15 +168,11 @@ def _check_model(name: str, survey: Survey, roles: Roles) -> None:
     if builtin is None:
         locate(ModelConfig(name))
     elif builtin.modality != modality:
-        raise InputError(
-            f"model {name!r} is for {builtin.modality} data, not {modality} data; see fedtailor "
-            "list models"
-        )
+        kinds = f"{builtin.modality} data, not {modality} data"
+        raise InputError(f"model {name!r} is for {kinds}; see fedtailor list models")
     elif roles.task not in builtin.tasks:
-        raise InputError(
-            f"model {name!r} is not for {roles.task!r}, but for {', '.join(builtin.tasks)}; see "
-            "fedtailor list models"
-        )
+        tasks = f"not for {roles.task!r}, but for {', '.join(builtin.tasks)}"
+        raise InputError(f"model {name!r} is {tasks}; see fedtailor list models")
 
 
 _LOCAL = """\

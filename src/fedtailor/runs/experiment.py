@@ -89,8 +89,7 @@ class Experiment:
             is_same = (own.name, own.path, own.subset) == (public.name, public.path, public.subset)
             if is_same and (own.limit is None or public.skip < own.skip + own.limit):
                 raise InputError(
-                    "public names the clients' own data: keep their rows apart by data.limit and a "
-                    "public.skip that is at least as large"
+                    "public names the clients' own data: set data.limit, and public.skip no lower"
                 )
         elif self.public != DataConfig():
             raise InputError("public names no data; set public.name or public.path")
@@ -133,10 +132,8 @@ class Experiment:
                 continue
             place = source_place(own.reference, code.folder)
             if place in found and found[place].sha256 != own.sha256:
-                raise InputError(
-                    f"{found[place].path} and {own.path} differ, and copies of both would be "
-                    f"{place}; rename one of them"
-                )
+                both = f"{found[place].path} and {own.path}"
+                raise InputError(f"{both} differ, and both would be copied to {place}; rename one")
             found[place] = own
         return found
 
@@ -185,8 +182,7 @@ def read(path: str | Path, settings: Settings = ()) -> dict[str, Any]:
     for name, needed in _PROTECTING.items():
         if content.get(name) == {}:
             raise InputError(
-                f"[{name}] of {path} is empty, so nothing is protected: give it {needed}, or leave "
-                "the section out"
+                f"[{name}] of {path} is empty, so nothing is protected: give {needed}, or omit it"
             )
     content.setdefault("name", path.stem)
     content = changed(content, settings)
@@ -309,10 +305,8 @@ def _method(label: str, fields: Any) -> Method:
     if "class" in fields:
         method = _own_method(str(fields["class"]), fields.get("sha256"), f"methods.{label}: ")
         if fields.get("name", method.name) != method.name:
-            raise InputError(
-                f"methods.{label}.name = {fields['name']!r}, but the class is called "
-                f"{method.name!r}; leave name out"
-            )
+            said = f"methods.{label}.name = {fields['name']!r}, but the class is called"
+            raise InputError(f"{said} {method.name!r}; leave name out")
     else:
         name = str(fields.get("name", label))
         if name not in METHODS:
@@ -342,10 +336,8 @@ def _own_method(reference: str, sha256: str | None, where: str) -> Method:
     hints = {n: h for n, h in vars(Method)["__annotations__"].items() if h.startswith("ClassVar")}
     for setting, value in ((n, getattr(Method, n)) for n in hints if hasattr(Method, n)):
         if type(mine := getattr(method, setting)) is not type(value):
-            raise InputError(
-                f"{where}{name}.{setting} = {brief(mine)}: it must be as {value!r}, a "
-                f"{type(value).__name__}"
-            )
+            must = f"it must be as {value!r}, a {type(value).__name__}"
+            raise InputError(f"{where}{name}.{setting} = {brief(mine)}: {must}")
     return method
 
 

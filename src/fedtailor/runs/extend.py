@@ -50,24 +50,19 @@ def check_extends(
     if differing := differences(present, wanted, f"in {out}", "now"):
         raise InputError(f"{'; '.join(differing)}: {_WAY_OUT}")
     before, after = present["rounds"], wanted["rounds"]
-    privacy = experiment.privacy
+    rounds, privacy = f"rounds is {before} in {out} and {after} now", experiment.privacy
     if after != before and privacy.epsilon is not None and privacy.noise is None:
-        raise InputError(
-            f"rounds is {before} in {out} and {after} now: the noise is for privacy.epsilon = "
-            f"{privacy.epsilon} over {before} rounds; {_WAY_OUT}"
-        )
+        of_noise = f"the noise is for privacy.epsilon = {privacy.epsilon} over {before} rounds"
+        raise InputError(f"{rounds}: {of_noise}; {_WAY_OUT}")
     if after < before:
-        raise InputError(
-            f"rounds is {before} in {out} and {after} now: rounds can only be added; {_WAY_OUT}"
-        )
+        raise InputError(f"{rounds}: rounds can only be added; {_WAY_OUT}")
     commits, schedule = _commits(out), experiment.schedule
     for number in range(1, max((commit.round for commit in commits), default=0) + 1):
         old, new = schedule.factor(number, before), schedule.factor(number, after)
         if old != new:
             raise InputError(
-                f"rounds is {before} in {out} and {after} now: under the {schedule.name} schedule "
-                f"that would change the learning rates of rounds that are done; {_WAY_OUT}, or go "
-                "on from its models with start_from"
+                f"{rounds}: under the {schedule.name} schedule that would change learning rates of "
+                f"rounds that are done; {_WAY_OUT}, or go on from its models with start_from"
             )
     for commit in commits:
         _check_turns(commit, experiment, out)
@@ -86,10 +81,9 @@ def _check_turns(commit: Commit, experiment: Experiment, out: Path) -> None:
         for number in range(1, commit.round + 1)
     ):
         raise InputError(
-            f"{commit.label} has {commit.rounds} rounds in {out}, and {experiment.rounds} now: it "
-            "trains every client equally often over all rounds, and more rounds would change whose "
-            f"turn it was in those that are done; {_WAY_OUT}, leave it out (--set methods=...), or "
-            "multiply the rounds where that multiplies a client's turns"
+            f"{commit.label} has {commit.rounds} rounds in {out}, and {experiment.rounds} now: "
+            "clients train equally often over all rounds, so more would change whose turn it was; "
+            f"{_WAY_OUT}, leave it out (--set methods=...), or multiply the rounds"
         )
 
 

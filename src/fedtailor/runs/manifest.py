@@ -58,10 +58,7 @@ def check_same(
         places = [".lock", "experiment.json", MODEL_FILE, *copies(experiment)]
         ours = {out / place for name in places for place in (name, f"{name}.new")}
         if any(path not in ours and not path.is_dir() for path in out.rglob("*")):
-            raise InputError(
-                f"{out} holds something that is not a run (it has no experiment.json); choose an "
-                "empty --out"
-            )
+            raise InputError(f"{out} is no run (it has no experiment.json); choose an empty --out")
         return wanted
     present = read_experiment(out)
     _check_sources(present, wanted, out)
@@ -102,10 +99,8 @@ def _check_sources(present: Mapping[str, Any], wanted: Mapping[str, Any], out: P
         if None not in (old, now) and old != now:
             place = code.reference.rpartition(":")[0]
             copy = f" ({out / code.folder / place} is a copy)" * place.endswith(".py")
-            raise InputError(
-                f"{code.key}: {place} has changed since {out} was begun; restore it{copy}, or "
-                f"choose another --out"
-            )
+            way_out = f"restore it{copy}, or choose another --out"
+            raise InputError(f"{code.key}: {place} has changed since {out} was begun; {way_out}")
 
 
 def open_run(out: Path, settings: Settings = ()) -> Experiment:
@@ -166,10 +161,8 @@ def copies(experiment: Experiment) -> dict[str, bytes]:
             files = {place: own.source, **{f"{folder}/{n}": s for n, s in own.beside.items()}}
             for file, source in files.items():
                 if found.setdefault(file, source) != source:
-                    raise InputError(
-                        f"{own.path.parent} has a {Path(file).name} that differs from another "
-                        f"one, and copies of both would be {file}; rename one of them"
-                    )
+                    other = f"{own.path.parent} has a {Path(file).name} that differs from another"
+                    raise InputError(f"{other}, and both would be copied to {file}; rename one")
     return found
 
 
@@ -192,8 +185,8 @@ def check_data(federations: Mapping[int, Federation], out: Path) -> dict[int, di
         before = read_data_manifest(path) if path.exists() else manifest
         if not _same_rows(before, manifest):
             raise InputError(
-                f"the data or their split have changed since {out} was begun; put the old data "
-                "back, or choose another --out (with start_from its models go on with the new ones)"
+                f"the data or their split have changed since {out} was begun; put them back, or "
+                "choose another --out (with start_from its models go on with the new data)"
             )
         if (found := renamed(before, manifest)) is not None:
             number, old, new = found

@@ -88,17 +88,14 @@ def _check_same(runs: Sequence[_Run]) -> None:
     models = [path / MODEL_FILE for path, _ in runs if (path / MODEL_FILE).exists()]
     for path in models[1:]:
         if not same_models(models[0], path):
-            raise InputError(
-                f"runs of different base models can't be merged: {models[0]} and {path} differ"
-            )
+            raise InputError(f"runs of different models can't be merged: {models[0]}, {path}")
     manifests: dict[str, Path] = {}
     for run, _ in runs:
         for path in sorted((run / "partitions").glob("seed-*.json")):
             before = manifests.setdefault(path.name, path)
             if not same_data(read_data_manifest(before), read_data_manifest(path)):
                 raise InputError(
-                    f"runs of different data, or of other splits or names of clients, can't be "
-                    f"merged: {before} and {path} differ"
+                    f"runs of different data, splits or clients can't be merged: {before}, {path}"
                 )
 
 
@@ -122,9 +119,8 @@ def _all_trials(runs: Sequence[_Run], experiment: Mapping[str, Any]) -> dict[tup
     missing = [_title(key) for key in wanted if key not in trials]
     problems = {"twice": twice, "unfinished": unfinished, "missing": missing}
     if any(problems.values()):
-        raise InputError(
-            "; ".join(f"{what}: {', '.join(keys)}" for what, keys in problems.items() if keys)
-        )
+        said = (f"{what}: {', '.join(keys)}" for what, keys in problems.items() if keys)
+        raise InputError("; ".join(said))
     return trials
 
 

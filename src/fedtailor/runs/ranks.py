@@ -32,8 +32,7 @@ def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> No
     """Raise InputError where the ranks differ in what must be the same, or can't work together."""
     if (buffer := inputs.experiment.cohort.buffer) is not None:
         raise InputError(
-            f"cohort.buffer = {buffer}: asynchronous aggregation is simulated in one process, not "
-            "under torchrun"
+            f"cohort.buffer = {buffer}: it is simulated in one process, not by torchrun"
         )
     group.check_device(device)
     group.check_consistent(_fingerprint(inputs))

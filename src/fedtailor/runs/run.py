@@ -199,9 +199,7 @@ def open_experiment(
     its run directory ``out``, by default ``runs/NAME``."""
     if isinstance(source, Experiment):
         if settings:
-            raise InputError(
-                "settings apply to experiment files; change an Experiment with dataclasses.replace"
-            )
+            raise InputError("settings are for files; change an Experiment by dataclasses.replace")
         source = checked(source)
         return source, Path(out or Path("runs") / source.name)
     source = Path(source)

@@ -192,7 +192,7 @@ def _matched(trained: TrainedMethod, method: Method, task: Task, federation: Fed
             )
         raise InputError(
             f"start_from: {trained.label} has states by client, and clients have names only in "
-            f"{f'{trained.run}' if old_names else 'the new data'}; give both names (data.client)"
+            f"{trained.run if old_names else 'the new data'}; give both names (data.client)"
         )
     return torch.full((K,), -1)
 
@@ -243,9 +243,8 @@ def _check_data(old: Mapping[str, Any], new: Mapping[str, Any], run: Path) -> No
         ("scale", f"data.{' and data.'.join(settings)} give it"),
     ):
         if (a := old.get(key, [])) != (b := new.get(key, [])):
-            raise InputError(
-                f"start_from: {key} is {shown(a)} in {run} and {shown(b)} now; {way_out}"
-            )
+            both = f"{shown(a)} in {run} and {shown(b)} now"
+            raise InputError(f"start_from: {key} is {both}; {way_out}")
 
 
 def _check_shapes(

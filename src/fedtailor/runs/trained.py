@@ -113,8 +113,7 @@ class TrainedMethod:
         federation = inputs.federations[self.seed]
         if not same_data(data_manifest(federation), self.data):
             raise InputError(
-                f"the data, their split or the clients' names differ from those of {self.run}; "
-                "give the data that it was trained on"
+                f"the data, their split or clients' names are not those of {self.run}; give its own"
             )
         return federation
 
@@ -218,10 +217,8 @@ class TrainedMethod:
         or device."""
         if (onboarded := self.onboarded(client)) is not None:
             if self.which == "last":
-                raise InputError(
-                    f"which = 'last': {client} joined after the training and has one model; "
-                    f"allowed: 'best'"
-                )
+                has_one = f"{client} joined after the training and has one model"
+                raise InputError(f"which = 'last': {has_one}; allowed: 'best'")
             return aligned(load_tensors(onboarded / STATE_FILE))
         number, passes = self.number(client), self.method.finetune_passes
         private = self.private_state(number)
@@ -310,7 +307,6 @@ def check_private_states(method: Method, task: Task, folder: Path, commit: Commi
     if method.init_client(task, 0, random.key(0)):
         if (folder / FLOWER_FILE).exists():
             raise InputError(
-                f"{folder} has no client's part of the models: each is at its site; predict and "
-                "export there"
+                f"{folder} has no client's part of the models; predict and export at its site"
             )
         check_there(*private_files(folder, commit))

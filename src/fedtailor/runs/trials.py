@@ -71,10 +71,7 @@ def chosen(
         raise InputError(f"part {brief(portion)}: must be K/N with 1 <= K <= N, for example 2/5")
     trials = [(seed, label) for label in labels for seed in seeds]
     if k > len(trials):
-        raise InputError(
-            f"part {portion!r} is empty: methods x seeds are {len(trials)} parts; allowed: K up to "
-            f"{len(trials)}"
-        )
+        raise InputError(f"part {portion!r} is empty: methods x seeds are {len(trials)} parts")
     return trials[k - 1 :: n]
 
 

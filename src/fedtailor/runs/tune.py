@@ -132,7 +132,7 @@ def load(path: str | Path, settings: Settings = (), grid: Path | None = None) ->
         if size is not None and size < tuning.candidates:
             raise InputError(
                 f"tune.candidates = {tuning.candidates}, but {label} has {size} settings to try; "
-                "every method gets as many candidates: lower tune.candidates or give it more values"
+                "lower it, or give the method more values: all get as many candidates"
             )
     return tuning
 
@@ -163,8 +163,8 @@ def _spaces(experiment: Experiment, content: Any) -> dict[str, Space]:
         raise InputError(f"tune.space.all.{key}: none of the experiment's methods has this field")
     if not spaces:
         raise InputError(
-            "tune.space names no field of the experiment's methods, so there is nothing to search; "
-            "for example: [tune.space.all] with optimiser.lr = [0.01, 0.1]"
+            "tune.space names no field of the experiment's methods; for example: [tune.space.all] "
+            "with optimiser.lr = [0.01, 0.1]"
         )
     return spaces
 
@@ -184,10 +184,8 @@ def _values(where: str, content: Any) -> tuple[Any, ...] | Range:
             raise InputError(f"{where} = {dict(content)}: a range needs low and high")
         made = build(Range(0.0, 1.0), content, where)
         if not made.low < made.high or (made.log and made.low <= 0):
-            raise InputError(
-                f"{where}: low = {made.low}, high = {made.high}: low must be below high; above 0 "
-                f"with log"
-            )
+            given = f"low = {made.low}, high = {made.high}"
+            raise InputError(f"{where}: {given}: low must be below high; above 0 with log")
         return made
     if not isinstance(content, list) or not content:
         raise InputError(f"{where} = {content!r}: must be a list of values, or {{low, high, log}}")

@@ -79,10 +79,8 @@ class ModelServer(BoundedServer):
         super().__init__(host, port, _Handler)
         if not (key or self.is_local):
             self.server_close()
-            raise InputError(
-                f"--host {host} is in reach of others; give a key that requests must bear: {KEY} "
-                "in the environment, or --key"
-            )
+            key_of = f"a key that requests must bear, in the environment's {KEY}, or --key"
+            raise InputError(f"--host {host} is in reach of others; give {key_of}")
         self.models, self.key, self.most = models, key, most
         self.writer = Writer(models, together, waiting)
         self.writer.start()
