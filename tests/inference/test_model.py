@@ -192,7 +192,7 @@ def test_inputs_of_another_kind_are_refused(of_pictures: PersonalModel) -> None:
     with pytest.raises(InputError, match=r"an input is a int; this model reads pictures"):
         of_pictures.predict([3])
     for odd in (3, None, {"text": "a"}, pd.DataFrame({"text": ["a"]}), np.array(3)):
-        with pytest.raises(InputError, match=r"inputs = .*: must be a list of inputs, such as a"):
+        with pytest.raises(InputError, match=r"inputs = .*: must be a list, such as a"):
             of_pictures.predict(odd)
     with pytest.raises(InputError, match=r"an input is a int; this model reads texts"):
         text_examples(["a", 3], None, 8, DEFAULT, are_pairs=False)

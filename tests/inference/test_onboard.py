@@ -256,5 +256,5 @@ def test_a_second_text_of_a_new_client_is_read(kind: str, tmp_path: Path) -> Non
     assert result.data == json.loads((out / "partitions/seed-0.json").read_text())["data"]
     if kind == "classification":
         one = ft.Data.from_csv(str(path), text="ask", label="said")
-        with pytest.raises(InputError, match="inputs are no pairs of texts; the run's are pairs o"):
+        with pytest.raises(InputError, match="inputs 'no pairs of texts'; the run has 'pairs of"):
             onboard(out, "fedavg", one, "oslo")

@@ -119,7 +119,7 @@ def test_stdin_has_a_text_a_line_objects_or_a_csv(
     [
         ("a.csv", "text,label\n", "a.csv has no rows; give at least one row"),
         ("a.csv", "", "a.csv has no rows; give at least one row"),
-        ("a.csv", "note\nx\n", "no usual name for texts in .*; give --text, one of: note"),
+        ("a.csv", "note\nx\n", "no column has a usual name for --text of .*; columns: note"),
         ("a.csv", "text,label\nx\n", "row 1 has not as many fields as the header"),
         ("a.csv", 'text,label\nx,a\n"x"y,b\n', "as a csv file: line 3: ',' expected after"),
         ("a.jsonl", '{"text": 3}\n', "row 1: 'text' is 3, not a text"),

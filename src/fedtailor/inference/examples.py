@@ -97,10 +97,8 @@ def _picture(value: Any, shape: Sequence[int]) -> NDArray[Any]:
             raise missing_file(path) from None
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "convert"):
-            kind = type(value).__name__
-            raise InputError(
-                f"an input is a {kind}; this model reads paths, arrays or PIL's images"
-            )
+            reads = "pictures: paths, arrays or PIL's images"
+            raise InputError(f"an input is a {type(value).__name__}; this model reads {reads}")
         value = pixels(value, channels, name)
     array = value[None] if value.ndim == 2 else value
     if array.ndim != 3 or len(array) != channels:

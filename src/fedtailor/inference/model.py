@@ -22,7 +22,6 @@ from ..objectives.objective import Words
 from ..params import Batch, Params, to_device
 from ..runs.build import check_ids
 from ..runs.trained import Opened, TrainedMethod, Which, open_trained
-from ..store.trained_rows import read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from ..task.task import Task
 from ..task.writing import Spoken, window_of, write
@@ -246,16 +245,12 @@ def count_trained_on(
     trained: TrainedMethod, inputs: Sequence[Any], class_numbers: Sequence[int]
 ) -> int | None:
     """How many of some rows, of these classes or -1, were training rows of a client; None where
-    that is not known, as when the file of their hashes was not passed on."""
-    is_there = trained_rows_file(trained.run, trained.seed).exists()
-    known = read_trained_rows(trained.run, trained.seed) if is_there else None
-    if known is None:
+    that is not known."""
+    if trained.trained_rows is None:
         return None
     labels = np.asarray(class_numbers)
-    rows = np.flatnonzero(labels >= 0)
-    examples = examples_of(trained, inputs)
-    found = Dataset(examples, len(labels), trained.data["task"], "-", labels).fingerprints(rows)
-    return int(np.isin(found, known).sum())
+    dataset = Dataset(examples_of(trained, inputs), len(labels), trained.data["task"], "-", labels)
+    return trained.num_trained_on(dataset, np.flatnonzero(labels >= 0))
 
 
 def load_model(

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,11 +29,12 @@ from ..objectives.classification import UnknownLabelError
 from ..params import Params, aligned
 from ..runs.build import check_ids, federation_of, public_of, with_new_clients
 from ..runs.held_out import without_trained
+from ..runs.manifest import about
 from ..runs.trained import STATE_FILE, TrainedMethod, Which, open_trained
 from ..store.files import read_record, save_tensors, write_json
 from ..store.metrics import bare, is_percentage
 from ..store.run_directory import locked
-from ..store.trained_rows import read_trained_before, read_trained_rows, trained_rows_file
+from ..store.trained_rows import read_trained_before
 from ..task.backbone import Backbone
 from .choose import MODELS, CandidateScores, all_scores, choose, did_not_learn
 
@@ -134,29 +136,23 @@ def onboard(
     folder = trained.folder / "onboarded"
     place, old = folder / client, folder / f".{client}.old"
     with locked(folder):
-        if old.exists() and not place.exists():  # a kill inside `_put`
+        if old.exists() and not place.exists():  # a kill between the two renames below
             old.rename(place)
         number = _number(trained, folder, client)
         passes = passes or trained.experiment.evaluate.novel_passes or 1
         federation = _federation(trained, dataset, client, number, backbone)
         result, state = fit_new_client(trained, federation, client, number, passes)
         stage = folder / f".{client}.new"
-        shutil.rmtree(stage, ignore_errors=True)
+        for left in (stage, old):  # of a run that was killed here
+            shutil.rmtree(left, ignore_errors=True)
         stage.mkdir()
         save_tensors(stage / STATE_FILE, state)
         write_json(stage / RESULT_FILE, asdict(result))
-        _put(stage, place, old)
+        if place.exists():
+            place.rename(old)
+        stage.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
     return result
-
-
-def _put(stage: Path, place: Path, old: Path) -> None:
-    """Rename the folder ``stage`` to ``place``, and what is there, if anything, to ``old`` before,
-    which is removed at last."""
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    stage.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_result(folder: Path) -> Onboarded:
@@ -191,8 +187,16 @@ def _number(trained: TrainedMethod, folder: Path, client: str) -> int:
     return numbers.get(client, max(numbers.values(), default=first - 1) + 1)
 
 
+def _kind(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a `data_manifest` must be the same for a new client."""
+    return {
+        **{what: data.get(what) for what in ("task", "modality", "classes", "scale")},
+        "inputs": "pairs of texts" if data.get("pair") else "no pairs of texts",
+        "channels": (data.get("picture") or [None])[0],
+    }
+
+
 def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: str) -> Dataset:
-    wanted = trained.data
     if isinstance(data, Dataset):
         if others := sorted({*(data.client_names or ())} - {client}):
             raise InputError(
@@ -202,23 +206,12 @@ def _dataset(trained: TrainedMethod, data: Path | str | Data | Dataset, client: 
     else:
         data = _loaded(trained, data, client)
     check_ids(data.inputs, trained.task.backbone)
-    for what in ("task", "modality", "classes", "scale"):
-        value, ours = (
-            list(one) if isinstance(one, list | tuple) else one
-            for one in (getattr(data, what), wanted.get(what, ()))
-        )
-        if value != ours:
-            raise InputError(f"the new client has {what} {value!r}; the run has {ours!r}")
-    pairs = data.pair, wanted.get("pair")
-    read, ours = ("pairs of texts" if pair else "no pairs of texts" for pair in pairs)
-    if read != ours:
-        raise InputError(f"the new client's inputs are {read}; the run's are {ours}")
-    if isinstance(data.inputs, Images):
-        channels, height, width = wanted["picture"]
-        if (own := data.inputs.values.shape[1]) != channels:
-            raise InputError(f"the new client's pictures have {own} channels; the run's {channels}")
-        if data.picture != (channels, height, width):
-            data = replace(data, inputs=data.inputs.resized(height, width))
+    kind, ours = _kind(about(data)), _kind(trained.data)
+    for what, value in kind.items():
+        if value != ours[what]:
+            raise InputError(f"the new client has {what} {value!r}; the run has {ours[what]!r}")
+    if isinstance(data.inputs, Images) and list(data.picture or ()) != trained.data["picture"]:
+        data = replace(data, inputs=data.inputs.resized(*trained.data["picture"][1:]))
     return data
 
 
@@ -261,15 +254,12 @@ def _federation(
     clients = range(number, number + 1)
     experiment = with_new_clients(trained.experiment, clients)
     federation = federation_of(experiment, dataset, trained.seed, clients)
-    if trained_rows_file(trained.run, trained.seed).exists():
-        rows = np.concatenate([federation.rows(number, split) for split in ("validation", "test")])
-        known = read_trained_rows(trained.run, trained.seed)
-        seen = 0 if known is None else int(np.isin(dataset.fingerprints(rows), known).sum())
-        if seen:
-            announce(
-                f"{seen} of {len(rows)} held-out rows of {client} were training rows of "
-                f"{trained.run}: their scores say little of new ones"
-            )
+    rows = np.concatenate([federation.rows(number, split) for split in SPLITS])
+    if seen := trained.num_trained_on(dataset, rows):
+        announce(
+            f"{seen} of {len(rows)} held-out rows of {client} were training rows of "
+            f"{trained.run}: their scores say little of new ones"
+        )
     if (old := experiment.start_from.run) is not None:
         names = ("",) * number + (client,)
         named = replace(federation, partition=replace(federation.partition, names=names))

@@ -23,6 +23,7 @@ from ..data.config import DataConfig
 from ..data.conll import looks_like_conll
 from ..data.images import PICTURES
 from ..data.json_lines import objects_of
+from ..data.roles import find_column
 from ..data.sources import objective_of_data
 from ..data.tables import FORMATS, check_column_names, check_text_file, local_table, separator_of
 from ..errors import InputError, brief, listed, missing_file, spelt, unknown, whole_number
@@ -67,14 +68,16 @@ def read_rows(
     of that of the run's ``data``. ``pair``: the columns of the two texts that the model reads, if
     it does."""
     if pair:
-        data = replace(data, text=text or pair[0], text_pair=pair[1])
+        data = replace(data, text=pair[0], text_pair=pair[1])
+    if text is not None:
+        data = replace(data, text=text, image=None)
     path = Path(source)
     if source != "-" and not path.exists():
         raise missing_file(source)
     is_conll = path.suffix == ".txt" and path.is_file() and looks_like_conll(path)
     is_table = is_conll or path.suffix in {*TABLES} - ({".txt"} if images else {*_READ_HERE})
     if is_table or (files_of(path) and not images):
-        return _as_training_reads(source, data, text, images=images)
+        return _as_training_reads(source, data, images=images)
     if images:
         return _pictures(path, source, data)
     if source == "-":
@@ -84,20 +87,19 @@ def read_rows(
             raise InputError("stdin is not in UTF-8; convert it first") from None
         is_csv = text is not None or _reads_pairs(data)
         kind = ".jsonl" if content.lstrip().startswith("{") else ".csv" if is_csv else ".txt"
-        return _of_text(content, kind, "stdin", data, text)
+        return _of_text(content, kind, "stdin", data)
     if path.is_dir() or path.suffix not in TABLES:
         allowed = f"{', '.join(TABLES)} files, or - for stdin"
         raise InputError(f"can't read {source!r}: this model reads texts; allowed: {allowed}")
     check_text_file(path, source)
     with path.open(encoding="utf-8-sig", newline="") as file:
         content = file.read()
-    return _of_text(content, path.suffix, source, data, text)
+    return _of_text(content, path.suffix, source, data)
 
 
-def _as_training_reads(source: str, data: DataConfig, text: str | None, *, images: bool) -> Rows:
-    image = None if text else data.image
-    config = replace(data, name=None, path=source, text=text or data.text, image=image)
+def _as_training_reads(source: str, data: DataConfig, *, images: bool) -> Rows:
     table = local_table(source)
+    config = replace(data, name=None, path=source)
     inputs = read_inputs(table, config, objective_of_data(data))
     if isinstance(inputs, list) == images:
         has, reads = ("texts", "pictures") if images else ("pictures", "texts")
@@ -125,7 +127,7 @@ def _reads_pairs(data: DataConfig) -> bool:
     return data.text_pair is not None and not objective_of_data(data).joins_columns
 
 
-def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str | None) -> Rows:
+def _of_text(content: str, kind: str, source: str, data: DataConfig) -> Rows:
     if kind == ".txt":
         if _reads_pairs(data):
             raise InputError(
@@ -144,15 +146,13 @@ def _of_text(content: str, kind: str, source: str, data: DataConfig, text: str |
     objective = objective_of_data(data)
     if objective.joins_columns:
         columns = list(dict.fromkeys(name for row in table for name in row))
-        config = replace(data, text=text or data.text)
         told = joined_inputs(
-            columns, config, objective, lambda one: [row.get(one) for row in table], answered=False
+            columns, data, objective, lambda one: [row.get(one) for row in table], answered=False
         )
         return _rows(told, table, data)
-    name = _text_column(columns, text or data.text, source, objective)
-    names = [name]
-    if data.text_pair is not None:
-        names.append(_text_column(columns, data.text_pair, source, objective))
+    read = [data.text] if data.text_pair is None else [data.text, data.text_pair]
+    usual, option = objective.input_names, f"--text of {source}"
+    names = [find_column(columns, name, usual, option) for name in read]
     kinds, needed = ((str, list), "list of words") if objective.reads_words else (str, "text")
     for number, row in enumerate(table, 1):
         for one in names:
@@ -228,20 +228,6 @@ def _csv(content: str, source: str) -> list[dict[str, Any]]:
         if None in row or None in row.values():
             raise InputError(f"{source}, row {number} has not as many fields as the header")
     return table
-
-
-def _text_column(
-    columns: Sequence[str], name: str | None, source: str, objective: Objective
-) -> str:
-    if name is not None and name not in columns:
-        raise unknown(
-            "column", name, columns, where=f"{source} (--text names the texts)", kind="columns"
-        )
-    column = name or usual_column(objective.input_names, columns)
-    if column is None:
-        known = ", ".join(columns)
-        raise InputError(f"no usual name for texts in {source}; give --text, one of: {known}")
-    return column
 
 
 def accuracy(

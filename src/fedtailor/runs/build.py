@@ -87,9 +87,8 @@ class Inputs:
         """The task of a method with a seed."""
         return task_of(self.experiment, method, self.backbone(seed), seed)
 
-    def check(self) -> torch.device:
-        """Raise InputError where a method, the data and the model don't go together; the device
-        that will be used."""
+    def check(self) -> None:
+        """Raise InputError where a method, the data and the model don't go together."""
         seed = self.experiment.seeds[0]
         federation = self.federations[seed]
         metrics = Metrics(self.experiment.evaluate, self.metrics)
@@ -139,7 +138,6 @@ class Inputs:
                 f"{', '.join(f'model.lora.{n} = {as_written(v)}' for n, v in changed)} has no "
                 "effect: no method adds LoRA; leave it out"
             )
-        return task.device
 
     def _check_own_model(self, task: Task, batch: Batch) -> None:
         model = self.experiment.model

@@ -56,20 +56,16 @@ def findings() -> Iterator[Finding]:
     """Look at Python, packages, cache, data, models, the hub, and train a few steps."""
     python = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     yield Finding("python", "ok", python)
-    yield _torch()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
+    text = f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
+    yield Finding("torch", "ok", text + (gpus or "no GPU (CPU only)"))
     yield from _packages()
     yield from _cache(cache_dir())
     yield _hub()
     yield from _models()
     yield from _data()
     yield _training_step()
-
-
-def _torch() -> Finding:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
-    text = f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
-    return Finding("torch", "ok", text + (gpus or "no GPU (CPU only)"))
 
 
 def _packages() -> Iterator[Finding]:
@@ -106,7 +102,10 @@ def _packages() -> Iterator[Finding]:
 
 
 def _cache(folder: Path) -> Iterator[Finding]:
-    if not _writable(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
         text = f"the cache {folder} can't be written"
         yield Finding("cache", "problem", text, "set FEDTAILOR_CACHE to a folder that can")
         return
@@ -118,15 +117,6 @@ def _cache(folder: Path) -> Iterator[Finding]:
         yield Finding("cache", "warning", text, advice)
     else:
         yield Finding("cache", "ok", text)
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 def _hub() -> Finding:

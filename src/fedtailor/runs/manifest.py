@@ -17,6 +17,7 @@ import torch
 
 from ..data.federation import Federation
 from ..data.labels import majority_class
+from ..data.table import Dataset
 from ..errors import InputError
 from ..store.files import make_folder, write_atomically, write_json
 from ..store.format import FORMAT, check_there, checksum, has_commit, seal_json
@@ -217,20 +218,26 @@ def renamed(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, str, str] 
 
 def data_manifest(federation: Federation) -> dict[str, Any]:
     """What the data are, and how they are divided."""
-    dataset = federation.dataset
     return {
         "digest": federation.partition.digest,
-        "data": dataset.digest,
+        "data": federation.dataset.digest,
         "public": None if federation.public is None else federation.public.digest,
         "clients": federation.num_clients,
+        **about(federation.dataset),
+        "names": None if federation.names is None else list(federation.names),
+        "omissions": [asdict(one) for one in federation.omissions],
+    }
+
+
+def about(dataset: Dataset) -> dict[str, Any]:
+    """The part of a `data_manifest` that says what the examples of a data set are."""
+    return {
         "task": dataset.task,
         "modality": dataset.modality,
         "picture": dataset.picture,
         "classes": list(dataset.classes),
         **({"scale": list(dataset.scale)} if dataset.scale else {}),
         **({"pair": list(dataset.pair)} if dataset.pair else {}),
-        "names": None if federation.names is None else list(federation.names),
-        "omissions": [asdict(one) for one in federation.omissions],
     }
 
 

@@ -23,18 +23,18 @@ from ..engine.malloc import keep_freed_memory
 from ..engine.prepare import as_trained, client_works
 from ..errors import InputError
 from ..store.committed import model_seed
-from .build import Inputs
+from .build import Inputs, device_of
 from .manifest import PACKAGES, data_manifest
 from .trials import TrialRun
 
 
-def check_ranks(inputs: Inputs, group: ProcessGroup, device: torch.device) -> None:
+def check_ranks(inputs: Inputs, group: ProcessGroup) -> None:
     """Raise InputError where the ranks differ in what must be the same, or can't work together."""
     if (buffer := inputs.experiment.cohort.buffer) is not None:
         raise InputError(
             f"cohort.buffer = {buffer}: it is simulated in one process, not by torchrun"
         )
-    group.check_device(device)
+    group.check_device(device_of(inputs.experiment.engine))
     group.check_consistent(_fingerprint(inputs))
 
 

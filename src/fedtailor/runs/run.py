@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ..data import Data, Dataset
 from ..data.sources import objective_of_data, read_columns
 from ..engine.executors.process_group import ProcessGroup
@@ -103,14 +101,13 @@ def run(
             _say_finished(experiment, out)
         return out
     # bad input shows before anything is written
-    given = data, backbone, metrics
-    inputs, device = _load(experiment, out, trials, *given, group, anew=overwrite)
+    inputs = _load(experiment, out, trials, data, backbone, metrics, group, anew=overwrite)
     if is_leader and overwrite:
         files = copies(inputs.experiment)  # perhaps those in ``out``
         remove_run(out)
         write_copies(files, out)
     if group is not None:
-        check_ranks(inputs, group, device)
+        check_ranks(inputs, group)
         if not is_leader:
             follow_trials(inputs, group)
             return out
@@ -168,7 +165,7 @@ def _load(
     group: ProcessGroup | None,
     *,
     anew: bool,
-) -> tuple[Inputs, torch.device]:
+) -> Inputs:
     is_leader = group is None or group.is_leader
     device_of(experiment.engine)
     objective = data.objective if isinstance(data, Dataset) else objective_of_data(experiment.data)
@@ -179,17 +176,17 @@ def _load(
     if is_leader and not anew and experiment.privacy.stop is not None:
         check_same(inputs.experiment, out)
     if experiment.start_from.run is not None:
-        if group is None or group.is_leader:
+        if is_leader:
             before: Before = rows_trained_before(experiment, out, anew=anew)
             if group is not None:
                 group.broadcast(before)
-        else:
+        elif group is not None:
             before = group.receive()
         inputs = leave_out(inputs, before)
-    device = inputs.check()
+    inputs.check()
     if is_leader:
         check_starts(inputs, out, trials, anew=anew)
-    return inputs, device
+    return inputs
 
 
 def open_experiment(
@@ -230,7 +227,7 @@ def dry_run(
     experiment = named(experiment, data, backbone)
     trials = chosen(experiment.seeds, list(experiment.methods), part)
     _check_place(experiment, data, out, overwrite=overwrite)
-    inputs, _ = _load(experiment, out, trials, data, backbone, {}, None, anew=overwrite)
+    inputs = _load(experiment, out, trials, data, backbone, {}, None, anew=overwrite)
     if not overwrite:
         check_data(inputs.federations, out)
     left = rounds_left(inputs.experiment, None if overwrite else out, trials)

@@ -15,7 +15,7 @@ from .. import random
 from ..data import Data
 from ..data.federation import Federation
 from ..data.names import client_number
-from ..data.table import Dataset
+from ..data.table import Dataset, Fingerprints, Indices
 from ..engine.executors.work import ClientRequest
 from ..engine.joining import fits_anything, join_requests
 from ..engine.prepare import Works, as_trained, client_works
@@ -35,7 +35,7 @@ from ..store.files import load_tensors
 from ..store.format import FLOWER_FILE, check_there, trial_folder
 from ..store.read import Trial, read
 from ..store.selection import by_round
-from ..store.trained_rows import check_trained_rows, trained_rows_file
+from ..store.trained_rows import check_trained_rows, read_trained_rows, trained_rows_file
 from ..task.backbone import Backbone
 from ..task.task import Task
 from .base_model import check_model, pinned
@@ -116,6 +116,19 @@ class TrainedMethod:
                 f"the data, their split or clients' names are not those of {self.run}; give its own"
             )
         return federation
+
+    @cached_property
+    def trained_rows(self) -> Fingerprints | None:
+        """The rows that the models were trained on; None: not known, as where the file of their
+        hashes was not passed on."""
+        is_there = trained_rows_file(self.run, self.seed).exists()
+        return read_trained_rows(self.run, self.seed) if is_there else None
+
+    def num_trained_on(self, dataset: Dataset, rows: Indices) -> int:
+        """How many ``rows`` of a data set were training rows, as far as is known."""
+        if self.trained_rows is None:
+            return 0
+        return int(np.isin(dataset.fingerprints(rows), self.trained_rows).sum())
 
     @cached_property
     def committed_states(self) -> CommittedStates:

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import InputError, brief, unknown
 from ..watch.bounded import BoundedHandler, BoundedServer
 from .models import Models
-from .writer import Answer, BusyError, Writer
+from .writer import Answer, Writer
 
 KEY = "FEDTAILOR_SERVE_KEY"  # of the environment
 _MOST_BYTES = 1 << 20  # of a request
@@ -107,12 +107,9 @@ class _Handler(BoundedHandler):
                 raise self._no_path()
             content = self._content()
             answer = self._answer(content)
-            try:
-                self.server.writer.ask(answer)
-            except BusyError:
-                raise Refused(
-                    HTTPStatus.TOO_MANY_REQUESTS, "too many requests wait; ask again later"
-                ) from None
+            if not self.server.writer.ask(answer):
+                busy = "too many requests wait; ask again later"
+                raise Refused(HTTPStatus.TOO_MANY_REQUESTS, busy)
             try:
                 self._respond(answer, content)
             finally:

@@ -25,10 +25,6 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 _LARGE = 50_000_000  # scalars of a state; rows with states of their own are not stacked beyond it
 
 
-class BusyError(Exception):
-    """Too many requests wait."""
-
-
 @dataclass
 class Answer:
     """What a request waits for. ``pieces`` has texts as they come, then None, or an error."""
@@ -54,13 +50,14 @@ class Writer(threading.Thread):
         self._waiting: deque[Answer] = deque()
         self._has_work = threading.Condition()
 
-    def ask(self, answer: Answer) -> None:
-        """Let an answer be written. Raises BusyError where too many wait."""
+    def ask(self, answer: Answer) -> bool:
+        """Let an answer be written; whether it will be, since not too many wait."""
         with self._has_work:
             if len(self._waiting) >= self._most_waiting:
-                raise BusyError
+                return False
             self._waiting.append(answer)
             self._has_work.notify()
+            return True
 
     def run(self) -> None:
         """Write answers, until the process ends."""
