@@ -74,7 +74,9 @@ def test_the_choice_of_validation_data_and_the_best_on_test_data_come_first() ->
 
 def test_the_command_has_the_measured_settings_of_methods_that_the_file_lacks() -> None:
     advice = advise_for(Population(20, 60, 0.25), "image", EXPERIMENT, SETTINGS)
-    command = shlex.split(" ".join(advice.command("my file.toml", ["rounds=3"])).replace("\\ ", ""))
+    command = shlex.split(
+        " ".join(advice.command("my file.toml", ["rounds=3"], advice.labels())).replace("\\ ", "")
+    )
     assert command[:5] == ["fedtailor", "run", "my file.toml", "--set", "rounds=3"]
     changes = ft.load("quickstart", [part for part in command[4::2] if part != "--set"]).methods
     assert list(changes) == ["fedavg-ft", "fedper", "ditto", "local"]
@@ -177,7 +179,7 @@ def test_a_score_is_shown_by_its_metric_and_in_its_unit() -> None:
         assert (doubt in "\n".join(advice.lines("x.toml"))) == is_doubted
 
 
-@pytest.mark.parametrize(("seeds", "said"), [((0,), "one seed"), ((0, 1), "two seeds")])
+@pytest.mark.parametrize(("seeds", "said"), [((0,), "1 seed"), ((0, 1), "2 seeds")])
 def test_few_seeds_are_said(seeds: tuple[int, ...], said: str) -> None:
     of = {label: replace(one, seeds=seeds) for label, one in SETTINGS[0].methods.items()}
     lines = advise_for(MINE, "image", EXPERIMENT, [replace(SETTINGS[0], methods=of)]).lines("x")

@@ -224,24 +224,22 @@ def test_results_are_lines_of_csv_or_json() -> None:
 
 def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
     made = table(tmp_path / "a.csv", "id,text,label\n17,one,a\n18,two,b\n")
-    rows = read_rows(made, DATA, images=False)
-    check_kept(rows, ["id"], made, ["a", "b"], DEFAULT)
+    rows, own = read_rows(made, DATA, images=False), DEFAULT.column_names(["a", "b"])
+    check_kept(rows, ["id"], made, own)
     kept = list(as_csv(as_objects(rows, PREDICTIONS, DEFAULT, kept=["id"])))
     assert kept[0] == "id,label,probability,p(a),p(b)"
     assert [line.partition(",")[0] for line in kept[1:]] == ["17", "18"]
     with pytest.raises(InputError, match=r"unknown column .no. in .*a\.csv.* columns: id, "):
-        check_kept(rows, ["no"], made, ["a", "b"], DEFAULT)
+        check_kept(rows, ["no"], made, own)
     with pytest.raises(InputError, match=r"--keep label: .* of its own .*; rename it"):
-        check_kept(rows, ["label"], made, ["a", "b"], DEFAULT)
+        check_kept(rows, ["label"], made, own)
     with pytest.raises(InputError, match="--keep client: the output has a column of its own with"):
-        check_kept(
-            Rows(["one"], table=[{"client": "x"}]), ["client"], "-", ["a"], DEFAULT, by_client=True
-        )
+        check_kept(Rows(["one"], table=[{"client": "x"}]), ["client"], "-", {"label", "client"})
     uneven = table(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n{"text": "two"}\n')
     with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id', so --keep fails"):
-        check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, ["a", "b"], DEFAULT)
+        check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, own)
     with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
-        check_kept(Rows(["one"]), ["id"], "-", ["a", "b"], DEFAULT)
+        check_kept(Rows(["one"]), ["id"], "-", own)
 
 
 def test_empty_texts_are_counted() -> None:

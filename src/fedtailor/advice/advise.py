@@ -23,7 +23,7 @@ from ..runs.experiment import Experiment
 from ..runs.manifest import read_data_manifest
 from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import read
-from ..units import si
+from ..units import counted, si
 from .measured import ALONE, Measured, Population, Regime, Setting, measured_settings
 
 MOST = 3  # methods that are named
@@ -31,7 +31,6 @@ BASELINES = ("fedavg", ALONE)  # what every comparison has
 _FAR = 1.0
 _OTHER_DATA = 0.5  # how much farther a setting is if its data set is another one
 _FULL = 3  # seeds of a setting that is measured in full
-_NUMBERS = {1: "one seed", 2: "two seeds"}
 _OF_THE_MODEL = ("trainable=", "rank=", "lora_alpha=", "layers=", "optimiser.")  # settings
 
 
@@ -71,9 +70,8 @@ class Advice:
     def alone_is_as_good(self) -> bool:
         """In the measurement the method that validation data chose was not clearly ahead of
         training alone."""
-        if self.setting is None:
-            return False
-        return not self.setting.methods[self.setting.chosen].is_ahead_of_alone
+        one = self.setting
+        return one is not None and not one.methods[one.chosen].is_ahead_of_alone
 
     def lines(self, source: str, changes: Sequence[str] = ()) -> list[str]:
         """Return the advice as text, for an experiment that the command line calls ``source``, with
@@ -96,14 +94,14 @@ class Advice:
         if self.alone_is_as_good:
             said += [*self._alone(self.setting), ""]
         said += [*self._table(self.setting), ""]
-        if self.methods:
-            whose = self._whose_settings(self.labels())
-            said.append(f"Compare them on your own validation data{whose}:")
-            said += [f"  {line}" for line in self.command(source, changes)]
-        else:
-            whose = self._whose_settings(BASELINES)
-            said.append(f"See on your own validation data whether one model for all pays{whose}:")
-            said += [f"  {line}" for line in self.command(source, changes, BASELINES)]
+        labels, what = self.labels(), "Compare them on your own validation data"
+        if not self.methods:
+            labels, what = (
+                BASELINES,
+                "See on your own validation data whether one model for all pays",
+            )
+        said.append(f"{what}{self._whose_settings(labels)}:")
+        said += [f"  {line}" for line in self.command(source, changes, labels)]
         said += [
             "If the experiment has already run, this adds the missing methods to its table.",
             "With --dry-run at its end it says how long that takes, and how many bytes.",
@@ -153,7 +151,7 @@ class Advice:
         if not setting.has_learned:
             yield "No method was better there than an answer without a model: the order is a guess."
         if setting.num_seeds < _FULL:
-            seeds = _NUMBERS[setting.num_seeds]
+            seeds = counted(setting.num_seeds, "seed")
             yield f"The figures rest on {seeds}: with other seeds they may differ."
 
     def _table(self, setting: Setting) -> list[str]:
@@ -179,16 +177,12 @@ class Advice:
         right[-2] = "left"
         return tabulate(rows, headers=header, colalign=right, disable_numparse=True).splitlines()
 
-    def labels(self) -> list[str]:
+    def labels(self) -> Sequence[str]:
         """The named methods, and training alone."""
         return list(dict.fromkeys([*self.methods, ALONE]))
 
-    def command(
-        self, source: str, changes: Sequence[str] = (), labels: Sequence[str] | None = None
-    ) -> list[str]:
-        """What to type to run the named methods and training alone, or ``labels``, in lines of a
-        shell."""
-        labels = self.labels() if labels is None else labels
+    def command(self, source: str, changes: Sequence[str], labels: Sequence[str]) -> list[str]:
+        """What to type to run the methods ``labels``, in lines of a shell."""
         parts = [" ".join([f"fedtailor run {shlex.quote(source)}", *map(_set, changes)])]
         parts.append(_set("methods=[" + ", ".join(f'"{label}"' for label in labels) + "]"))
         for label in labels:

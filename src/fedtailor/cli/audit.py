@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 
+from ..errors import say
 from ..store.format import as_json
 from .options import add_json, add_trained, add_which
 
@@ -37,7 +37,7 @@ def command(options: argparse.Namespace) -> None:
     names = [name.strip("-").replace("-", "_") for name, _, _ in _NUMBERS]
     plan = Plan(**{name: getattr(options, name) for name in names})
     trained = open_trained(options.run, options.method, options.seed, which=options.which)
-    found = audit(trained, plan, lambda line: print(line, file=sys.stderr))
+    found = audit(trained, plan, say)
     if options.json:
         print(as_json([asdict(one) for one in found], 2))
         return

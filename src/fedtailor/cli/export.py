@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from pathlib import Path
 
-from ..errors import announce
+from ..errors import announce, say
 from .options import add_flag, add_trained, add_which
 
 
@@ -34,13 +33,11 @@ def command(options: argparse.Namespace) -> None:
     out = export_trained(scores, options.out, what, options.merge)
     print(out)
     if options.client is None and not options.all_clients:
-        said = "note: this is the global model; --client names a client's own"
-        print(said, file=sys.stderr)
+        say("note: this is the global model; --client names a client's own")
     if doubts := scores.doubts(clients):
         announce(doubts)
     if rounding := trained.experiment.model.rounding:
-        said = f"note: trained on a base in {rounding}; this is of its unrounded weights"
-        print(said, file=sys.stderr)
+        say(f"note: trained on a base in {rounding}; this is of its unrounded weights")
     say_how_to_try(out)
 
 
@@ -50,4 +47,4 @@ def say_how_to_try(out: Path) -> None:
         about = json.loads((program.parent / "export.json").read_text())
         given = "picture.png" if about["modality"] == "image" else "'some text'"
         given = "PAIRS.csv" if about.get("pair") else given
-        print(f"try: python {shlex.quote(str(program))} {given}", file=sys.stderr)
+        say(f"try: python {shlex.quote(str(program))} {given}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 
-from ..errors import InputError
+from ..errors import InputError, say
 from ..store.format import as_json
 from .options import add_experiment, add_json, whole
 
@@ -36,7 +35,7 @@ def command(options: argparse.Namespace) -> None:
     trials = []
     for trial in choose_layers(experiment, label, options.epochs, options.patience):
         trials.append(trial)
-        print(f"{trial.layers[0]} and up: {trial.accuracy:.3f}", file=sys.stderr)
+        say(f"{trial.layers[0]} and up: {trial.accuracy:.3f}")
     best = choose(trials)
     if options.json:
         rows = [{**dataclasses.asdict(trial), "chosen": trial is best} for trial in trials]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from ..errors import say
 from .options import add_json
 
 
@@ -21,5 +21,5 @@ def command(options: argparse.Namespace) -> None:
 
     out = merge(options.runs, options.out)
     print(compare([out], options.json))
-    page = write([out], out / "report.html")
-    print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+    tell = say if options.json else print
+    tell(f"report: {write([out], out / 'report.html')}")

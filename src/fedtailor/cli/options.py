@@ -32,8 +32,7 @@ def add_experiment(parser: argparse.ArgumentParser, *, or_run: bool = False) -> 
     """Take an experiment, a file or a built-in one's name, or a run directory as well, and settings
     that change it."""
     what = "a file, or a built-in experiment (fedtailor list experiments)"
-    if or_run:
-        what = "a file, a built-in experiment (fedtailor list experiments), or a run directory"
+    what += ", or a run directory" if or_run else ""
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml", help=what)
     add_settings(
         parser,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, announce, brief, naming
+from ..errors import InputError, announce, brief, naming, say
 from ..store.format import as_json
 from .options import add_flag, add_trained, add_which, check_place, whole
 
@@ -56,7 +56,8 @@ def command(options: argparse.Namespace) -> None:
     rows = tables.read_rows(options.input, data, images=images, text=options.text, pair=pair)
     classes, by_client = trained.data["classes"], options.by_client
     objective = trained.task.backbone.objective
-    tables.check_kept(rows, options.keep, options.input, classes, objective, by_client=by_client)
+    own = objective.column_names(classes) | ({"client"} if by_client else set())
+    tables.check_kept(rows, options.keep, options.input, own)
     names = trained.data.get("names")
     clients = tables.clients_of(rows, options.input, data, names) if by_client else None
     as_read = sys.stdout.isatty() and not (options.json or options.keep or options.out)
@@ -81,7 +82,7 @@ def command(options: argparse.Namespace) -> None:
             map(as_json, objects) if options.json else tables.as_csv(objects, between), options.out
         )
     if options.client is None and not options.by_client:
-        print("note: this is the global model; --client names a client's own", file=sys.stderr)
+        say("note: this is the global model; --client names a client's own")
     whose = [options.client] if clients is None else list(dict.fromkeys(clients))
     if doubts := ModelScores.read(trained).doubts(whose):
         announce(doubts)
@@ -90,7 +91,7 @@ def command(options: argparse.Namespace) -> None:
     if empty := tables.empty_texts(rows):
         announce(empty)
     if right:
-        print(right, file=sys.stderr)
+        say(right)
 
 
 def _streamed(model: PersonalModel, inputs: Sequence[Any], most: int) -> list[Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import InputError, say
 from ..trackers import TRACKERS
 from .options import add_experiment, add_flag, add_json
 from .track import followed
@@ -54,10 +53,10 @@ def command(options: argparse.Namespace) -> None:
         if trace and not trace.title:
             raise InputError(f"{out} is finished: no round is left to profile")
     print(compare([out], options.json))
+    tell = say if options.json else print
     if trace:
-        print(f"\n{_phases(trace)}", file=sys.stderr if options.json else sys.stdout)
-    page = write([out], out / "report.html")
-    print(f"report: {page}", file=sys.stderr if options.json else sys.stdout)
+        tell(f"\n{_phases(trace)}")
+    tell(f"report: {write([out], out / 'report.html')}")
 
 
 def _phases(trace: Trace) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..errors import InputError, say
 from .options import add_trained, add_which, whole
 
 if TYPE_CHECKING:
@@ -64,8 +63,5 @@ def serve_until_stopped(models: Models, source: Path, options: argparse.Namespac
         few = ", ".join(models.names[:5]) + (", ..." if len(models.names) > 5 else "")
         print(f"{server.url}v1 serves {few}; Ctrl-C ends it", flush=True)
         if not server.is_local:
-            print(
-                "the key and the texts travel in the clear; put a proxy with TLS in front",
-                file=sys.stderr,
-            )
+            say("the key and the texts travel in the clear; put a proxy with TLS in front")
         server.serve_forever()

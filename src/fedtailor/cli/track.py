@@ -11,6 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import say
 from ..trackers import TRACKERS
 from .options import add_flag
 
@@ -72,4 +73,4 @@ def followed(out: Path, to: str | None) -> Iterator[OnRound | None]:
             process.stdin.close()
             if process.wait():
                 again = f"fedtailor track {shlex.quote(str(out))} --to {to}"
-                print(f"{to} lacks a trial of the run; {again} adds it", file=sys.stderr)
+                say(f"{to} lacks a trial of the run; {again} adds it")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, say
 from ..store.format import as_json
 from .options import add_experiment, add_json
 
@@ -36,11 +35,11 @@ def command(options: argparse.Namespace) -> None:
     for outcome in search(tuning, out):
         outcomes.append(outcome)
         said = outcome.diverged or f"{outcome.metric} {_result(outcome)} on validation"
-        print(f"{outcome.label}, candidate {outcome.number + 1}: {said}", file=sys.stderr)
+        say(f"{outcome.label}, candidate {outcome.number + 1}: {said}")
     chosen = [best(outcomes, label) for label in tuning.spaces]
     for label, one in zip(tuning.spaces, chosen, strict=True):
         if one is None:
-            print(f"all candidates of {label} diverged: best.toml lacks it", file=sys.stderr)
+            say(f"all candidates of {label} diverged: best.toml lacks it")
     if options.json:
         rows = [{**dataclasses.asdict(o), "chosen": o in chosen} for o in outcomes]
         print(as_json(rows, 2))

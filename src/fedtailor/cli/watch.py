@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, announce, whole_number
+from ..errors import InputError, announce, say, whole_number
 from ..store.format import as_json
 from .options import add_flag, add_json
 
@@ -133,5 +133,5 @@ def _serve(follower: Follower, host: str, port: int) -> None:
     with PageServer(follower, host or LOCAL, port) as server:
         print(f"{server.url} follows {follower.run}; Ctrl-C ends it", flush=True)
         if not server.is_local:
-            print("whoever reaches this machine can read this page", file=sys.stderr)
+            say("whoever reaches this machine can read this page")
         server.serve_forever()

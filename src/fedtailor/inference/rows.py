@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -274,20 +274,10 @@ def _whole(name: str) -> str:
     return str(int(found[1])) if (found := _WHOLE.fullmatch(name)) else name
 
 
-def check_kept(
-    rows: Rows,
-    columns: Sequence[str],
-    source: str,
-    classes: Sequence[str],
-    objective: Objective,
-    *,
-    by_client: bool = False,
-) -> None:
-    """Check that the input's ``columns`` can be copied to the output, which has a column ``client``
-    if each row's client predicts (``by_client``)."""
+def check_kept(rows: Rows, columns: Sequence[str], source: str, own: Set[str]) -> None:
+    """Check that the input's ``columns`` can be copied to the output, which has its ``own``."""
     if columns and rows.table is None:
         raise InputError(f"--keep: {source} has no columns; it takes a csv or jsonl file")
-    own = objective.column_names(classes) | ({"client"} if by_client else set())
     for column in columns:
         if column not in (present := list((rows.table or [{}])[0])):
             raise unknown("column", column, present, where=source, kind="columns")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from ..engine.executors.process_group import ProcessGroup
 from ..engine.metrics import Metrics
 from ..engine.prepare import first_costs
 from ..engine.rounds import rounds
-from ..errors import DivergedError, InputError
+from ..errors import DivergedError, InputError, say
 from ..objectives.objective import MetricFunction
 from ..profiling import Trace
 from ..store.committed import model_seed
@@ -133,9 +132,9 @@ def run(
 
 
 def _say_finished(experiment: Experiment, out: Path) -> None:
-    print(f"{out} is finished: nothing is left to run", file=sys.stderr)
+    say(f"{out} is finished: nothing is left to run")
     for line in unused_bounds(experiment.as_dict(), out):
-        print(line, file=sys.stderr)
+        say(line)
 
 
 def _check_place(
