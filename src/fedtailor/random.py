@@ -44,11 +44,6 @@ def generator(*parts: int | str) -> np.random.Generator:
     return np.random.default_rng(np.frombuffer(_seed_words(*parts), dtype=np.uint32))
 
 
-def _int64(number: int) -> int:
-    """The number that int64 arithmetic has in place of ``number``."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Shift int64 to the right logically (torch's shift is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
@@ -62,8 +57,8 @@ def _mix(x: Tensor) -> Tensor:
 
 def fold_in(k: Tensor, data: int | Tensor) -> Tensor:
     """Return a new key from ``k`` and an integer (a step, a layer)."""
-    if isinstance(data, int):  # as a number, which a GPU need not wait for
-        return _mix(k + _int64((data + 1) * _GAMMA))
+    if isinstance(data, int):  # as a number, which a GPU need not wait for, within int64
+        return _mix(k + (((data + 1) * _GAMMA + 2**63) % 2**64 - 2**63))
     return _mix(k + (torch.as_tensor(data, device=k.device) + 1) * _GAMMA)
 
 

@@ -102,17 +102,12 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
 def products_with_mean(
     updates: Tensor | Params, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The inner product of every update with the updates' mean, and the norms of both.
+    """The inner product of every update with the updates' mean, and the norms of both: <update,
+    mean> ``[c]``, ||update|| ``[c]`` and ||mean|| (scalar), all float64.
 
-    The mean of a chunk is worked out, then the products while the chunk is in cache. Products are
-    of ``dtype``, their sums over the chunks float64.
-
-    Args:
-        updates: ``[c, P]``, one flat update a client; or tensors ``[c, ...]`` by name.
-        dtype: the type of the products; None: the updates' own.
-
-    Returns:
-        <update, mean> ``[c]``, ||update|| ``[c]`` and ||mean|| (scalar), all float64.
+    ``updates`` are ``[c, P]``, one flat update a client, or tensors ``[c, ...]`` by name. The mean
+    of a chunk is worked out, then the products while the chunk is in cache. Products are of
+    ``dtype`` (None: the updates' own), their sums over the chunks float64.
 
     >>> dots, norms, mean_norm = products_with_mean(torch.tensor([[3.0, 4.0], [1.0, 0.0]]))
     >>> dots.tolist(), norms.tolist(), round(mean_norm.item(), 4)
@@ -151,17 +146,11 @@ def _products_and_squares(chunk: Tensor, vector: Tensor) -> tuple[Tensor, Tensor
 
 
 def products_with_offsets(updates: Tensor, models: Tensor) -> Tensor:
-    """The inner products <models[j] - models[0], updates[i]>, in float64.
+    """The inner products <models[j] - models[0], updates[i]>, float64 ``[m, d]``, of ``updates``
+    ``[m, P]`` and ``models`` ``[d, P]``.
 
     Models that were trained from one start have a large part in common, whose products would round
-    away what tells the models apart. So the first model is subtracted.
-
-    Args:
-        updates: ``[m, P]``.
-        models: ``[d, P]``.
-
-    Returns:
-        float64 ``[m, d]``; the first column is 0.
+    away what tells the models apart. So the first model is subtracted; the first column is 0.
 
     >>> products_with_offsets(torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 5.0], [6.0, 7.0]]))
     tensor([[0., 5.]], dtype=torch.float64)
@@ -225,16 +214,9 @@ def squared_distances_from(uploads: Params, centre: Params) -> Tensor:
 
 
 def directions_from(uploads: Params, centre: Params) -> tuple[Tensor, Tensor]:
-    """How far the uploads are from a centre, and the products of their directions.
-
-    Args:
-        uploads: stacked ``[c, ...]``.
-        centre: tensors ``[...]`` by name.
-
-    Returns:
-        r_i = ||u_i - centre||, float64 ``[c]``; <e_i, e_j> for e_i = (u_i - centre) / r_i (0 where
-        r_i is 0), float64 ``[c, c]``.
-    """
+    """How far ``uploads``, stacked ``[c, ...]``, are from ``centre``, tensors ``[...]`` by name:
+    r_i = ||u_i - centre||, float64 ``[c]``; and the products of their directions: <e_i, e_j> for
+    e_i = (u_i - centre) / r_i (0 where r_i is 0), float64 ``[c, c]``."""
     r = squared_distances_from(uploads, centre).sqrt()
     products = torch.zeros(len(r), len(r), dtype=torch.float64, device=r.device)
     scale = torch.where(r > 0, 1 / r, 0.0)[:, None]

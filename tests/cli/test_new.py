@@ -122,7 +122,7 @@ def test_rows_without_a_client_are_left_out_by_new_and_by_run(
         file.write("the ward was clean and kind,ok,\nthe ward was dirty,bad, \n")
     assert main(["new", str(visits)]) == 0
     said = capsys.readouterr().out
-    assert "\n2 rows have no client: the run leaves them out\n" in said
+    assert "\nwithout a client, which the run leaves out: 2 rows\n" in said
     assert "clients: 3, by 'hospital', with 14 to 24 rows" in said
     data = load_data(load("visits.toml").data, load_tokenizer(ft.ModelConfig("minilm")))
     assert len(data.inputs) == sum(SIZES.values())
@@ -249,7 +249,7 @@ WORDS = [["the", "ward"]] * 40
         (
             {"tags": ["a|b", "b", "c|a", ""]},
             "",
-            "split at '|'; an empty cell is unknown, [] says that no label holds\n10 rows have no",
+            "split at '|'; an empty cell is unknown, [] says that no label holds\nwithout a label",
         ),
         (
             {"tokens": WORDS, "tags": [["O", "B-X"]] * 38 + [["I-X", "B-Y"], ["I-Y", "B-Z"]]},
@@ -373,8 +373,8 @@ def test_one_row_without_a_label_is_one_row(
     visits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for count, said in (
-        (1, "\n1 row has no label: the run leaves it out\n"),
-        (2, "\n2 rows have no label: the run leaves them out\n"),
+        (1, "\nwithout a label, which the run leaves out: 1 row\n"),
+        (2, "\nwithout a label, which the run leaves out: 2 rows\n"),
     ):
         with visits.open("a") as file:
             file.write("the ward was closed,,berlin\n")

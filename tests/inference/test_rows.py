@@ -244,8 +244,8 @@ def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
 
 def test_empty_texts_are_counted() -> None:
     assert empty_texts(Rows(["a", "b"])) == ""
-    assert empty_texts(Rows(["", "b"])).startswith("1 row has an empty text; ")
-    assert empty_texts(Rows(["", " \t"])).startswith("2 rows have an empty text; ")
+    assert empty_texts(Rows(["", "b"])).endswith("says nothing: 1 row")
+    assert empty_texts(Rows(["", " \t"])).endswith("says nothing: 2 rows")
 
 
 def test_rows_of_other_clients_are_counted_with_both_names() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, listed, naming, unknown
+from ..units import counted
 from .options import add_flag, add_json, check_place
 
 if TYPE_CHECKING:
@@ -243,10 +244,8 @@ def _lines(table: Survey) -> str:
 
 
 def _unused(rows: int, what: str) -> Iterator[str]:
-    if rows == 1:
-        yield f"1 row has no {what}: the run leaves it out"
-    elif rows:
-        yield f"{rows:,} rows have no {what}: the run leaves them out"
+    if rows:
+        yield f"without a {what}, which the run leaves out: {counted(rows, 'row')}"
 
 
 def _doubts(kind: str, names: Mapping[Any, int]) -> Iterator[str]:

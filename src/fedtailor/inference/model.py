@@ -31,12 +31,9 @@ _MOST = 1_000_000  # tokens of a prompt, where the model says no number
 
 
 class LogitsModule(nn.Module):
-    """The logits of one client's model.
-
-    Its parameters and buffers are the client's tensors, under their names in a state; changing them
-    changes the predictions. The frozen rest of the model is no part of it. It runs where the task
-    does.
-    """
+    """The logits of one client's model. Its parameters and buffers are the client's tensors, under
+    their names in a state; changing them changes the predictions. The frozen rest of the model is
+    no part of it. It runs where the task does."""
 
     def __init__(self, method: Method, task: Task, state: Params) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ from ..errors import InputError, brief, listed, missing_file, spelt, unknown, wh
 from ..objectives.cells import usual_column
 from ..objectives.classification import Prediction
 from ..objectives.objective import Objective
+from ..units import counted
 from .examples import picture_paths
 
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(?:\.0*)?\s*")
@@ -293,9 +294,7 @@ def check_kept(rows: Rows, columns: Sequence[str], source: str, own: Set[str]) -
 def empty_texts(rows: Rows) -> str:
     """Return how many inputs are empty texts, in words; nothing if none is."""
     count = sum(isinstance(value, str) and not value.strip() for value in rows.inputs)
-    if count == 1:
-        return "1 row has an empty text; its prediction says nothing"
-    return f"{count} rows have an empty text; their predictions say nothing" if count else ""
+    return f"of an empty text a prediction says nothing: {counted(count, 'row')}" if count else ""
 
 
 def of_others(rows: Rows, client: str, names: Sequence[str] | None) -> str:

@@ -39,11 +39,6 @@ from ..store.trained_rows import check_trained_rows
 from .base_model import MODEL_FILE, check_model, has_files
 from .manifest import open_run, read_data_manifest
 
-_READ_AGAIN = (
-    *("*.json", "*.safetensors"),
-    *("onboarded/[!.]*/*.json", "onboarded/[!.]*/*.safetensors"),
-)  # in the folder of a trial
-
 Test = tuple[Path, Callable[[], bool]]  # of a file: whether it has a checksum
 
 
@@ -126,7 +121,7 @@ def _of_trial(folder: Path) -> Iterator[Test]:
         yield folder / REFUSED_FILE, lambda: refusals_until(folder, 0) == b""  # no checksum
     of_round = re.compile(r"(?:round|private|diagnostics|confusion)-(\d+)").fullmatch
     store = folder / PRIVATE_FILE
-    there = [path for pattern in _READ_AGAIN for path in folder.glob(pattern)]
+    there = [*folder.glob("*"), *folder.glob("onboarded/[!.]*/*")]
     for path in sorted({*expected, *there}):
         if path in {store, best_path(store, commit.best_round)}:
             yield path, partial(_private, path, commit)

@@ -77,21 +77,21 @@ def _packages() -> Iterator[Finding]:
         extra = re.search(r"extra == [\"'](\w+)[\"']", str(needed.marker or ""))
         if extra and extra[1] not in _EXTRAS:
             continue
+        name, allowed = needed.name, needed.specifier
         try:
-            installed = metadata.version(needed.name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             if extra:
-                lacking.setdefault(extra[1], []).append(needed.name)
+                lacking.setdefault(extra[1], []).append(name)
             else:
-                text = f"{needed.name} is missing"
+                text = f"{name} is missing"
                 yield Finding("packages", "problem", text, f"pip install '{needed}'")
             continue
-        if needed.specifier.contains(installed, prereleases=True):
+        if allowed.contains(installed, prereleases=True):
             met += 1
         else:
-            text = f"{needed.name} {installed} is not supported ({needed.specifier})"
-            command = f"pip install '{needed.name}{needed.specifier}'"
-            yield Finding("packages", "warning", text, command)
+            text = f"{name} {installed} is not supported ({allowed})"
+            yield Finding("packages", "warning", text, f"pip install '{name}{allowed}'")
     yield Finding("packages", "ok", f"{met} packages have versions that are supported")
     for extra_name, purpose in _EXTRAS.items():
         if extra_name in lacking:

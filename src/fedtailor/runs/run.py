@@ -275,6 +275,5 @@ def _run_trial(
     )
     if not store.has_costs and not federation.remote:
         first = first_costs(method, task, federation, plan)  # stand in where nobody has trained
-        costs = partial(replace, flops=first.flops)
-        todo = (replace(one, costs=costs(one.costs or first)) for one in todo)
+        todo = (replace(r, costs=replace(r.costs or first, flops=first.flops)) for r in todo)
     commit_rounds(trial, trace.follow(todo, trial.title) if trace else todo, on_round)

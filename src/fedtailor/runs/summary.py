@@ -169,12 +169,10 @@ class StartSummary:
         uploads = max(one.upload_bytes for one in self.methods)
         private = sum(one.private_bytes for one in self.methods)
         disk = f"; private states take up to {si(private, 'B')} on disk" if private else ""
+        one = f"{si(1e6 * self.memory_mb, 'B')} with data, model and one step"
         each = f", and up to as much in each of {self.processes} processes"
-        return (
-            f"{si(1e6 * self.memory_mb, 'B')} with data, model and one step"
-            f"{each if self.processes > 1 else ''}; a round's uploads "
-            f"take {si(uploads, 'B')} more{disk}"
-        )
+        more = f"a round's uploads take {si(uploads, 'B')} more{disk}"
+        return f"{one}{each if self.processes > 1 else ''}; {more}"
 
     def _costs(self) -> str:
         header = [

@@ -45,10 +45,10 @@ _ALLOWED: dict[str, tuple[object, ...]] = {  # and their only values here, which
 
 @dataclass(eq=False)
 class Refused(Exception):  # noqa: N818
-    """A request that is not answered: its status, and why."""
+    """A request that is not answered: why, and its status."""
 
-    status: HTTPStatus
     message: str
+    status: HTTPStatus = HTTPStatus.BAD_REQUEST
     param: str | None = None
     code: str | None = None
 
@@ -109,7 +109,7 @@ class _Handler(BoundedHandler):
             answer = self._answer(content)
             if not self.server.writer.ask(answer):
                 busy = "too many requests wait; ask again later"
-                raise Refused(HTTPStatus.TOO_MANY_REQUESTS, busy)
+                raise Refused(busy, HTTPStatus.TOO_MANY_REQUESTS)
             try:
                 self._respond(answer, content)
             finally:
@@ -119,7 +119,7 @@ class _Handler(BoundedHandler):
 
     def _no_path(self) -> Refused:
         allowed = ", ".join(["GET /v1/models", *(f"POST {path}" for path in _FIELDS)])
-        return Refused(HTTPStatus.NOT_FOUND, f"no {brief(self.path)} here; allowed: {allowed}")
+        return Refused(f"no {brief(self.path)} here; allowed: {allowed}", HTTPStatus.NOT_FOUND)
 
     def _check(self) -> None:
         """Refuse a request without the key; without one, of a page that lets a name of its own
@@ -129,27 +129,27 @@ class _Handler(BoundedHandler):
             given = self.headers.get("Authorization", "").encode("latin-1", "replace")
             if not hmac.compare_digest(given, f"Bearer {key}".encode()):
                 message = "the key is missing, or another one"
-                raise Refused(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key")
+                raise Refused(message, HTTPStatus.UNAUTHORIZED, code="invalid_api_key")
             return
         if not self.server.accepts(self.headers.get("Host", "")):
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this endpoint has another address")
+            raise Refused("this endpoint has another address", HTTPStatus.MISDIRECTED_REQUEST)
 
     def _content(self) -> dict[str, Any]:
         length, kind = self.headers.get("Content-Length", ""), self.headers.get_content_type()
         if kind != "application/json":  # what a page elsewhere can't send without leave
             message = f"a request is application/json, not {brief(kind)}"
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+            raise Refused(message, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         if not (length.isascii() and length.isdigit()):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "a request needs a Content-Length")
+            raise Refused("a request needs a Content-Length", HTTPStatus.LENGTH_REQUIRED)
         if len(length) > 9 or int(length) > _MOST_BYTES:
             message = f"a request has at most {_MOST_BYTES:,} bytes"
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+            raise Refused(message, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         try:
             content = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
-            raise Refused(HTTPStatus.BAD_REQUEST, "a request is a JSON object")
+            raise Refused("a request is a JSON object")
         return content
 
     def _answer(self, content: Mapping[str, Any]) -> Answer:
@@ -168,12 +168,10 @@ class _Handler(BoundedHandler):
             names = self.server.models.names
             listed = names if len(names) <= _FEW else ["what GET /v1/models lists"]
             if model is None:
-                what = (
-                    f"the field model is missing: whose model answers; allowed: {', '.join(listed)}"
-                )
-                raise Refused(HTTPStatus.BAD_REQUEST, what, "model")
+                what = "the field model is missing: whose model answers"
+                raise Refused(f"{what}; allowed: {', '.join(listed)}", param="model")
             error = unknown("model", str(model), listed)
-            raise Refused(HTTPStatus.NOT_FOUND, str(error), "model", "model_not_found")
+            raise Refused(str(error), HTTPStatus.NOT_FOUND, "model", "model_not_found")
         if not isinstance(stream, bool):
             raise _wrong("stream", stream, "allowed: true, false")
         if not isinstance(given.get("stream_options", {}), dict):
@@ -187,8 +185,7 @@ class _Handler(BoundedHandler):
 
     def _chat(self, given: Mapping[str, Any]) -> str:
         if not self.server.models.opened.task.backbone.objective.joins_columns:
-            message = "this run's models write from a text; use /v1/completions"
-            raise Refused(HTTPStatus.BAD_REQUEST, message)
+            raise Refused("this run's models write from a text; use /v1/completions")
         messages = given.get("messages")
         turns = []
         for one in messages if isinstance(messages, list) else ():
@@ -258,10 +255,10 @@ class _Handler(BoundedHandler):
             if piece is None:
                 return
             if isinstance(piece, InputError):
-                raise Refused(HTTPStatus.BAD_REQUEST, str(piece))
+                raise Refused(str(piece))
             if isinstance(piece, Exception):
                 message = "the answer could not be written; the server prints why"
-                raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, message)
+                raise Refused(message, HTTPStatus.INTERNAL_SERVER_ERROR)
             yield piece
 
     def _event(self, content: Mapping[str, Any]) -> None:
@@ -277,7 +274,7 @@ class _Handler(BoundedHandler):
 
 
 def _wrong(name: str, value: object, allowed: str) -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, f"{name} = {brief(value)}: {allowed}", name)
+    return Refused(f"{name} = {brief(value)}: {allowed}", param=name)
 
 
 def _is_same(value: object, other: object) -> bool:

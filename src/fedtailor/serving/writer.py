@@ -40,6 +40,9 @@ class Answer:
     is_gone: bool = False  # nobody waits for it any more
 
 
+_Groups = dict[Hashable, list[tuple[Answer, Params | None]]]  # with the states of their models
+
+
 class Writer(threading.Thread):
     """The one thread that uses the model: so many requests ``together`` share a batch at most, and
     so many are ``waiting`` at most."""
@@ -71,12 +74,10 @@ class Writer(threading.Thread):
                 with _told([answer for answer, _ in group]):
                     self._write([answer for answer, _ in group], states)
 
-    def _groups(
-        self, answers: Sequence[Answer]
-    ) -> dict[Hashable, list[tuple[Answer, Params | None]]]:
+    def _groups(self, answers: Sequence[Answer]) -> _Groups:
         """The answers that are written together, each with its model's state: those of one model,
         or of models whose states have the same tensors."""
-        groups: dict[Hashable, list[tuple[Answer, Params | None]]] = {}
+        groups: _Groups = {}
         opened = self._models.opened
         shares = can_share(opened.task) and opened.method.keeps_keys
         for answer in answers:
