@@ -382,4 +382,4 @@ def test_the_command_looks_at_a_file_and_at_a_run(
     assert main(["advise", str(run.path), "--set", "split.clients=3"]) == 2
     assert "a run has its clients" in capsys.readouterr().err
     assert main(["advise", str(file), "--probe", "1", "--set", "split.validation=0"]) == 2
-    assert "set it to a share of the training examples" in capsys.readouterr().err
+    assert "split.validation is 0; set it to 0.2" in capsys.readouterr().err

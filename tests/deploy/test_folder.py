@@ -105,7 +105,7 @@ def test_metrics_files_of_one_name_are_refused(tmp_path: Path) -> None:
         (tmp_path / place).mkdir()
         (tmp_path / place / "m.py").write_text(f"def {place}(labels, p):\n    return 0.5\n")
     text = EXPERIMENT + '[evaluate]\nmetrics = ["x/m.py:x", "y/m.py:y"]\n'
-    with pytest.raises(InputError, match=r"x/m\.py and .*y/m\.py differ, and copies of both would"):
+    with pytest.raises(InputError, match=r"x/m\.py and .*y/m\.py differ, and both would"):
         made(tmp_path, text=text)
     assert not (tmp_path / "dir").exists()
 

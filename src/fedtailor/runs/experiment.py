@@ -108,6 +108,7 @@ class Experiment:
         """For JSON: plain values, methods as a list with their labels and names; the user's own
         code as ``written``, by default without the folders of files."""
         plain: dict[str, Any] = _plain(self)
+        del plain["methods"]  # they come last
         own = {k: {"class": o.location, "sha256": o.sha256} for k, o in self.origins.items()}
         plain["methods"] = [
             {"label": label, "name": method.name, **own.get(label, {}), **_plain(method)}
