@@ -411,5 +411,5 @@ def test_answers_that_end_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         raise EOFError
 
     monkeypatch.setattr("builtins.input", end)
-    with pytest.raises(InputError, match="so nothing is written; --yes takes the guesses"):
+    with pytest.raises(InputError, match="so nothing is written; --yes accepts the guesses"):
         _ask("column of labels", "label")

@@ -375,7 +375,7 @@ def test_sites_whose_task_is_not_the_models_end_the_run_in_one_line(tmp_path: Pa
     direct = grid(chosen, tmp_path / "clients", nodes=1)
     other: dict[str, Any] = {"task": "causal-lm", "classes": (), "picture": None}
     direct.change = spoilt_info(lambda info: replace(info, **other), node=100)
-    with pytest.raises(InputError, match="data are for causal-lm, the model is for classif"):
+    with pytest.raises(InputError, match="data are for causal-lm, and the model is for classif"):
         serve(direct, chosen, tmp_path / "out", backbone=digits_backbone(), timeouts=QUICK)
 
 

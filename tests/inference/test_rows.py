@@ -236,7 +236,7 @@ def test_the_output_keeps_the_columns_that_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--keep client: the output has a column of its own with"):
         check_kept(Rows(["one"], table=[{"client": "x"}]), ["client"], "-", {"label", "client"})
     uneven = table(tmp_path / "a.jsonl", '{"text": "one", "id": 1}\n{"text": "two"}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id', so --keep fails"):
+    with pytest.raises(InputError, match=r"a\.jsonl, row 2 has no 'id'; add it to the row, or"):
         check_kept(read_rows(uneven, DATA, images=False), ["id"], uneven, own)
     with pytest.raises(InputError, match="--keep: - has no columns; it takes a csv or jsonl file"):
         check_kept(Rows(["one"]), ["id"], "-", own)

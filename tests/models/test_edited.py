@@ -57,7 +57,7 @@ def experiment(tmp_path: Path, model: Path, texts: list[str], **fields: Any) -> 
 @pytest.mark.slow
 def test_tokens_beyond_the_embeddings_are_refused(tmp_path: Path) -> None:
     model = folder_of(tmp_path / "llama", rows=20)
-    told = "the tokenizer has ids up to 20, the embedding table of .* has 20 rows; give a model"
+    told = "the tokenizer has ids up to 20, the embedding table of .* has 20 rows, for ids 0 to 19"
     beyond = experiment(tmp_path, model, ["w1 <patient> w2"] * 6)
     with pytest.raises(InputError, match=told):
         ft.run(beyond, tmp_path / "run")

@@ -135,7 +135,8 @@ def _ask(what: str, *choices: str, columns: Sequence[str] = ()) -> str | None:
         return answer or None
     except EOFError:
         raise InputError(
-            "no answer, so nothing is written; --yes takes the guesses, --text etc. name columns"
+            "no answer, so nothing is written; --yes accepts the guesses, and --text, --label and "
+            "--client name columns"
         ) from None
 
 

@@ -288,7 +288,10 @@ def check_kept(rows: Rows, columns: Sequence[str], source: str, own: Set[str]) -
             )
         for number, row in enumerate(rows.table or (), 1):
             if column not in row:
-                raise InputError(f"{source}, row {number} has no {brief(column)}, so --keep fails")
+                raise InputError(
+                    f"{source}, row {number} has no {brief(column)}; add it to the row, or leave "
+                    "the column out of --keep"
+                )
 
 
 def empty_texts(rows: Rows) -> str:

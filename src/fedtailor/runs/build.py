@@ -110,7 +110,8 @@ class Inputs:
         objective = self.backbone(seed).objective
         if objective != federation.dataset.objective:
             raise InputError(
-                f"the data are for {federation.dataset.task}, the model is for {objective.name}"
+                f"the data are for {federation.dataset.task}, and the model is for "
+                f"{objective.name}; give another model, or another data.task"
             )
         for dataset in (federation.dataset, federation.public):
             if dataset is not None:
@@ -174,7 +175,8 @@ def check_ids(inputs: Tokens | Images, backbone: Backbone) -> None:
         most = "" if of is None else f"the tokenizer has ids up to {num_ids(of) - 1}, "
         raise InputError(
             f"a text has a token that the model can't read: {most}the embedding table of "
-            f"{backbone.name} has {rows} rows; give a model that was resized for its tokenizer"
+            f"{backbone.name} has {rows} rows, for ids 0 to {rows - 1}; leave such tokens out of "
+            "the texts, or give a model whose embeddings were resized for its tokenizer"
         )
 
 
@@ -192,7 +194,9 @@ def named(
     elif isinstance(data, Dataset):
         names["data"] = DataConfig(name=FROM_PYTHON + data.digest)
     elif data is not None:
-        raise InputError(f"data = {brief(data, 60)}: must be a Data or a Dataset")
+        raise InputError(
+            f"data = {brief(data, 60)}: must be a Data, as from Data.from_pandas, or a Dataset"
+        )
     if backbone is not None:
         names["model"] = ModelConfig(name=FROM_PYTHON + backbone.name)
     if isinstance(data, Dataset):

@@ -83,7 +83,8 @@ def _check_turns(commit: Commit, experiment: Experiment, out: Path) -> None:
         raise InputError(
             f"{commit.label} has {commit.rounds} rounds in {out}, and {experiment.rounds} now: "
             "clients train equally often over all rounds, so more would change whose turn it was; "
-            f"{_WAY_OUT}, leave it out (--set methods=...), or multiply the rounds"
+            f"{_WAY_OUT}, leave it out (--set methods=...), or multiply the rounds where that "
+            "multiplies a client's turns"
         )
 
 
