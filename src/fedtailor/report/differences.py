@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
+import numpy as np
+
 from ..store.metrics import Metric, bare, higher_is_better, is_percentage, sizes_of
 from ..store.read import Run
-from ..store.selection import by_round
-from .paired import paired
+from .paired import interval_of
 from .select import Entry, entries, reported, scores
 from .text import TextTable
 from .untrained import unequal_turns, untrained_clients
@@ -110,7 +111,7 @@ def comparable_entries(runs: Sequence[Run]) -> list[list[Entry]]:
 
 @dataclass(frozen=True)
 class MethodResults:
-    """A method's results by client, for each division of the data; higher is better.
+    """A method's results on test data by client, for each division of the data; higher is better.
 
     ``has_names``: a client of one name is the same one with every seed. ``untrained`` are clients
     that had not trained. ``is_fair``: it is not training alone with clients that trained
@@ -128,87 +129,80 @@ class MethodResults:
     def of_all(
         cls, members: Sequence[Entry], metric: Metric, seeds: Sequence[int]
     ) -> dict[str, MethodResults]:
-        """Return those of several methods on test data, by label; ``seeds`` as in `of`."""
-        return {one.label: cls.of(one, metric, seeds=seeds) for one in members}
+        """Return those of several methods by label: of the personal models at the reported rounds,
+        with these ``seeds`` (none: all)."""
+        return {one.label: cls._of(one, metric, seeds) for one in members}
 
     @staticmethod
-    def of(
-        entry: Entry, metric: Metric, split: HeldOut = "test", seeds: Sequence[int] = ()
-    ) -> MethodResults:
-        """Return those of the personal models at the reported rounds, with these ``seeds`` (none:
-        all)."""
+    def _of(entry: Entry, metric: Metric, seeds: Sequence[int]) -> MethodResults:
         sign = 1 if higher_is_better(metric) else -1
         found, untrained = dict[Division, ByClient](), dict[Division, Collection[str]]()
         lost = dict[Division, int]()
         for trial, selected in reported(entry):
-            evaluation = by_round(trial, "personal", split).get(selected.round)
-            if evaluation is None or (seeds and trial.seed not in seeds):
+            if seeds and trial.seed not in seeds:
                 continue
-            name = entry.run.partitions[trial.seed].name
+            test, name = selected.test, entry.run.partitions[trial.seed].name
             division = division_of(entry.run, trial.seed)
-            never = untrained_clients(entry.run, trial, selected.round, evaluation)
+            never = untrained_clients(entry.run, trial, selected.round, test)
             untrained[division] = {*map(name, never)}
             found[division] = {
                 name(client): sign * value
-                for client, value, _ in scores(evaluation, metric)
+                for client, value, _ in scores(test, metric)
                 if math.isfinite(value)
             }
-            lost[division] = sum(map(bool, sizes_of(evaluation, metric))) - len(found[division])
+            lost[division] = sum(map(bool, sizes_of(test, metric))) - len(found[division])
         has_names = all(part.names is not None for part in entry.run.partitions.values())
         is_fair = unequal_turns(entry) is None
         return MethodResults(entry.label, found, lost, has_names, untrained, is_fair)
 
-    def _shared(self, other: MethodResults) -> list[Division]:
-        return [division for division in self.by_division if division in other.by_division]
-
-    def pairs(
+    def _minus(
         self, other: MethodResults, *, trained: bool = False
-    ) -> Iterator[tuple[int, ByClient, ByClient]]:
-        """Yield the seed, and the results of the clients that both methods have; ``trained``: of
-        those that have trained with both."""
-        for division in self._shared(other):
-            ours, theirs = self.by_division[division], other.by_division[division]
-            never = {*self.untrained[division], *other.untrained[division]} if trained else ()
-            both = [client for client in ours if client in theirs and client not in never]
-            yield division[0], {k: ours[k] for k in both}, {k: theirs[k] for k in both}
+    ) -> dict[Division, dict[str, float]]:
+        """Return the differences by division and client, of those that both methods have;
+        ``trained``: of those that have trained with both."""
+        found = {}
+        for division, ours in self.by_division.items():
+            theirs = other.by_division.get(division, {})
+            both = ours.keys() & theirs.keys()
+            if trained:
+                both -= {*self.untrained[division], *other.untrained[division]}
+            found[division] = {k: value - theirs[k] for k, value in ours.items() if k in both}
+        return {division: by_client for division, by_client in found.items() if by_client}
 
     def by_client(self, other: MethodResults, *, trained: bool = False) -> dict[Client, float]:
         """Return the differences by client; where it is the same one with every seed, their
         mean."""
         found: dict[Client, list[float]] = {}
-        for seed, ours, theirs in self.pairs(other, trained=trained):
-            for client, value in ours.items():
+        for (seed, *_), differences in self._minus(other, trained=trained).items():
+            for client, value in differences.items():
                 key = (client, None if self.has_names and other.has_names else seed)
-                found.setdefault(key, []).append(value - theirs[client])
+                found.setdefault(key, []).append(value)
         return {key: round(mean(values), 12) for key, values in found.items()}
 
     def ahead(self, other: MethodResults, *, trained: bool = False) -> Difference | None:
         """Return how much better it is than another one; None if they have no client in common."""
-        clients = self.by_client(other, trained=trained)
-        if not clients:
+        differences = [*self._minus(other, trained=trained).values()]
+        if not differences:
             return None
-        pairs = list(self.pairs(other, trained=trained))
-        result = paired(
-            [ours for _, ours, _ in pairs],
-            [theirs for *_, theirs in pairs],
-            same_clients=self.has_names and other.has_names,
-        )
+        clients = self.by_client(other, trained=trained)
+        low, high = interval_of(differences, same_clients=self.has_names and other.has_names)
+        shared = self.by_division.keys() & other.by_division.keys()
         reading: Reading = "may be chance"
-        if any(one.lost[division] for one in (self, other) for division in self._shared(other)):
+        if any(one.lost[division] for one in (self, other) for division in shared):
             reading = "some results are no numbers"
         elif not (self.is_fair and other.is_fair):
             reading = "trained unequally"
-        elif len(clients) >= FEWEST and (result.low > 0 or result.high < 0):
-            reading = "better" if result.low > 0 else "worse"
+        elif len(clients) >= FEWEST and (low > 0 or high < 0):
+            reading = "better" if low > 0 else "worse"
         missing = 0 if trained else len(clients) - len(self.by_client(other, trained=True))
         return Difference(
             method=self.label,
             over=other.label,
-            value=result.difference,
-            low=result.low,
-            high=result.high,
+            value=float(np.mean([np.mean([*of.values()]) for of in differences])),
+            low=low,
+            high=high,
             num_clients=len(clients),
-            num_seeds=result.num_seeds,
+            num_seeds=len(differences),
             num_worse_off=sum(value < 0 for value in clients.values()),
             reading=reading,
             num_untrained=missing,

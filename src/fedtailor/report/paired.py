@@ -1,9 +1,8 @@
-"""The difference of two methods over the same clients and seeds, with an interval."""
+"""The interval of a difference between two methods over the same clients and seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,60 +12,25 @@ _MANY = 1000  # clients; a sample's mean of more of them is drawn from a normal 
 _BLOCK = 4_000_000  # weights in memory at once
 
 
-@dataclass(frozen=True)
-class Paired:
-    """How far one method is ahead of another."""
-
-    difference: float  # the mean over seeds of the mean difference over clients
-    low: float  # where its 95 % interval begins ...
-    high: float  # ... and ends
-    num_clients: int  # pairs of scores, counted over all seeds
-    num_seeds: int  # with at least one pair
-
-
-def paired(
-    ours: Sequence[Mapping[str, float | None]],
-    theirs: Sequence[Mapping[str, float | None]],
+def interval_of(
+    differences: Sequence[Mapping[str, float]],
     *,
     same_clients: bool = False,
     draws: int = 2000,
     seed: int = 0,
-) -> Paired:
-    """Compare two methods by a hierarchical bootstrap: seeds are drawn with replacement, then
-    clients within each of them. A seed divides the data anew, so its clients are its own.
+) -> tuple[float, float]:
+    """Return the ends of the 95 % interval by a hierarchical bootstrap: seeds are drawn with
+    replacement, then clients within each of them. A seed divides the data anew, so its clients are
+    its own.
 
     With one seed the interval speaks of clients alone, and with three it says little of seeds.
-    ``ours`` and ``theirs`` are the scores by client for each seed, in the same order; a client
-    without one in one of the two is left out, and so is a seed without clients. With
-    ``same_clients``, where a client of that name is the same one with every seed, clients are drawn
-    once for all seeds. Raises ValueError where there are not as many seeds in both, or no pair.
-
-    >>> paired([{"a": 0.5, "b": 0.75}], [{"a": 0.25, "b": 0.5}]).difference
-    0.25
+    ``differences`` are by client for each seed, at least one. With ``same_clients``, where a client
+    of that name is the same one with every seed, clients are drawn once for all seeds.
     """
-    if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} and {len(theirs)} seeds; both methods need the same ones")
-    differences = [_differences(x, y) for x, y in zip(ours, theirs, strict=True)]
-    differences = [by_client for by_client in differences if by_client]
-    if not differences:
-        raise ValueError("no client has a score in both")
-    rng = np.random.default_rng(seed)
     sample = _crossed if same_clients else _nested
-    low, high = np.quantile(sample(differences, draws, rng), [0.025, 0.975])
-    return Paired(
-        difference=float(np.mean([np.mean(list(d.values())) for d in differences])),
-        low=float(low),
-        high=float(high),
-        num_clients=sum(map(len, differences)),
-        num_seeds=len(differences),
-    )
-
-
-def _differences(
-    ours: Mapping[str, float | None], theirs: Mapping[str, float | None]
-) -> dict[str, float]:
-    pairs = ((client, score, theirs.get(client)) for client, score in ours.items())
-    return {client: x - y for client, x, y in pairs if x is not None and y is not None}
+    drawn = sample(differences, draws, np.random.default_rng(seed))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _nested(
