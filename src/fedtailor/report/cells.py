@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..store.metrics import ATTACK_SUCCESS, TUNED, Metric, higher_is_better, scale_of, unit_of
 from ..units import fixed, seconds_text, si
@@ -50,117 +50,95 @@ def _name(row: Row) -> str:
     return f"{row.label} ({remarks})" if remarks else row.label
 
 
-def _majority_cells(comparison: Table, columns: int) -> list[list[str]]:
+def _results(comparison: Table) -> TextTable:
+    metric, rows = comparison.metric, ranked(comparison)
+    personal = [row.personal_model for row in rows]
+    shared = [row.global_model for row in rows]
+    novel = [row.novel_clients for row in rows]
+    is_lm = any(model and model.perplexity is not None for model in personal)
+    header, columns, best = ["method"], [[_name(row) for row in rows]], set[tuple[int, int]]()
+
+    def add(
+        title: str,
+        values: Sequence[Spread | None],
+        by: Metric = metric,
+        *,
+        form: tuple[float, int] | None = None,
+        seeds: bool = True,
+        is_marked: bool = True,
+    ) -> None:
+        if is_marked:
+            best.update((place, len(header)) for place in _best(rows, values, by))
+        header.append(title)
+        columns.append([_cell(value, *(form or scale_of(by)), seeds=seeds) for value in values])
+
+    def add_rounds(title: str, models: Sequence[ModelResult | None]) -> None:
+        header.append(title)
+        columns.append(list(map(_rounds, models)))
+
+    add(metric, _of(personal, "mean"))
+    add("weighted", _of(personal, "weighted"), seeds=not is_lm)
+    add("std", _of(personal, "std"), seeds=False, is_marked=False)
+    add("decile", _of(personal, "bottom_decile"), seeds=False)
+    add("worst", _of(personal, "worst"), seeds=False)
+    if is_lm:
+        add("ppl", _of(personal, "perplexity"), form=(1, 1), seeds=False)
+        add("token\nacc. %", _means(personal, "accuracy"), "accuracy")
+    for name in _other_metrics(metric, [model for model in personal if model]):
+        if not (is_lm and name == "accuracy"):
+            add(name, _means(personal, name), name, is_marked=name not in TUNED)
+    if any(row.validation is not None for row in rows):
+        by = comparison.chosen_by
+        title = "valida-\ntion" if is_lm else "validation"
+        title = title if by == metric else f"{title}\n{by}"
+        add(title, [row.validation for row in rows], by, seeds=not is_lm)
+    add_rounds("round", personal)
+    add("global", _of(shared, "mean"), seeds=not is_lm)
+    add_rounds("its\nround", shared)
+    if any(model and ATTACK_SUCCESS in model.metrics for model in shared):
+        add("global attack\nsuccess", _means(shared, ATTACK_SUCCESS), ATTACK_SUCCESS)
+    if any(novel):
+        add("novel", _of(novel, "mean"))
+        add_rounds("its\nround", novel)
+    if any(row.before for row in rows):
+        add("before", [row.before for row in rows], is_marked=False)
+    cells = [*zip(*columns, strict=True), *_majority_cells(comparison, len(header))]
+    title = f"Test {metric}{unit_of(metric)}, the best first"
+    if len({row.group for row in rows}) > 1:
+        title += "; runs with other clients are ranked apart"
+    return TextTable(title, header, cells, frozenset(best))
+
+
+def _majority_cells(comparison: Table, columns: int) -> Iterator[list[str]]:
     several = len(comparison.majority_class) > 1
-    cells = []
     for one in comparison.majority_class:
         values = (one.mean, one.weighted, one.std, one.bottom_decile, one.worst)
         texts = [f"majority class ({one.run_name})" if several else "majority class"]
         texts += [_cell(v, 100, 1, seeds=v is one.mean or v is one.weighted) for v in values]
-        cells.append(texts + ["-"] * (columns - len(texts)))
-    return cells
+        yield texts + ["-"] * (columns - len(texts))
 
 
-_Column = tuple[str, Callable[[Row], str], Callable[[Row], Spread | None] | None, bool]
+def _of(models: Sequence[ModelResult | None], name: str) -> list[Spread | None]:
+    return [getattr(model, name, None) for model in models]
 
 
-def _columns(comparison: Table) -> Iterator[_Column]:
-    """Yield the columns after the first: a title, the text of a row's cell, the value by which the
-    best cell is marked (None: no cell is), and whether higher values are better."""
-    metric, rows = comparison.metric, comparison.rows
-    results = [row.personal_model for row in rows if row.personal_model is not None]
-    is_lm = any(result.perplexity is not None for result in results)
-
-    def of(
-        title: str,
-        value: str = "",  # of a model's result; the mean of the metric ``by``
-        model: str = "personal_model",
-        *,
-        by: Metric = metric,
-        form: tuple[float, int] | None = None,
-        seeds: bool = True,
-        is_marked: bool = True,
-    ) -> _Column:
-        def spread(row: Row) -> Spread | None:
-            result: ModelResult | None = getattr(row, model)
-            if result is None:
-                return None
-            if value:
-                found: Spread | None = getattr(result, value)
-                return found
-            return result.accuracy if by == "accuracy" else result.metrics.get(by)
-
-        def text(row: Row) -> str:
-            return _cell(spread(row), *(form or scale_of(by)), seeds=seeds)
-
-        return title, text, spread if is_marked else None, higher_is_better(by)
-
-    def rounds(model: str, title: str = "its\nround") -> _Column:
-        return title, lambda row: _rounds(getattr(row, model)), None, True
-
-    yield of(metric, "mean")
-    yield of("weighted", "weighted", seeds=not is_lm)
-    yield of("std", "std", seeds=False, is_marked=False)
-    yield of("decile", "bottom_decile", seeds=False)
-    yield of("worst", "worst", seeds=False)
-    if is_lm:
-        yield of("ppl", "perplexity", form=(1, 1), seeds=False)
-        yield of("token\nacc. %", by="accuracy")
-    for name in _other_metrics(metric, results):
-        if not (is_lm and name == "accuracy"):
-            yield of(name, by=name, is_marked=name not in TUNED)
-    if any(row.validation is not None for row in rows):
-        by = comparison.chosen_by
-        title = "valida-\ntion" if is_lm else "validation"
-        yield (
-            title if by == metric else f"{title}\n{by}",
-            lambda row: _cell(row.validation, *scale_of(by), seeds=not is_lm),
-            lambda row: row.validation,
-            higher_is_better(by),
-        )
-    yield rounds("personal_model", "round")
-    yield of("global", "mean", "global_model", seeds=not is_lm)
-    yield rounds("global_model")
-    if any(row.global_model and ATTACK_SUCCESS in row.global_model.metrics for row in rows):
-        yield of("global attack\nsuccess", model="global_model", by=ATTACK_SUCCESS)
-    if any(row.novel_clients for row in rows):
-        yield of("novel", "mean", "novel_clients")
-        yield rounds("novel_clients")
-    if any(row.before for row in rows):
-        yield "before", lambda row: _cell(row.before, *scale_of(metric)), None, True
+def _means(models: Sequence[ModelResult | None], by: Metric) -> list[Spread | None]:
+    if by == "accuracy":
+        return _of(models, by)
+    return [None if model is None else model.metrics.get(by) for model in models]
 
 
-def _best(values: Sequence[Spread | None], *, is_higher_better: bool) -> set[int]:
-    sign = 1 if is_higher_better else -1
-    means = {
-        position: sign * value.mean
-        for position, value in enumerate(values)
-        if value is not None and not math.isnan(value.mean)
-    }
-    top = max(means.values(), default=0.0)
-    best = {k for k, value in means.items() if value == top}
-    return best if len(best) < len(means) else set()
-
-
-def _results(comparison: Table) -> TextTable:
-    rows, columns = ranked(comparison), list(_columns(comparison))
-    header = ["method", *(title for title, *_ in columns)]
-    cells = [[_name(row), *(text(row) for _, text, _, _ in columns)] for row in rows]
-    cells += _majority_cells(comparison, len(header))
-    groups = {row.group for row in rows}
-    best = frozenset(
-        (position, column)
-        for column, (_, _, value, higher) in enumerate(columns, start=1)
-        if value is not None
-        for group in groups
-        for position in _best(
-            [value(row) if row.group == group else None for row in rows], is_higher_better=higher
-        )
-    )
-    title = f"Test {comparison.metric}{unit_of(comparison.metric)}, the best first"
-    if len(groups) > 1:
-        title += "; runs with other clients are ranked apart"
-    return TextTable(title, header, cells, best)
+def _best(rows: Sequence[Row], values: Sequence[Spread | None], by: Metric) -> Iterator[int]:
+    """The places of the best values in each group; none where all of a group are alike."""
+    sign = 1 if higher_is_better(by) else -1
+    for group in {row.group for row in rows}:
+        means = {
+            place: sign * value.mean
+            for place, (row, value) in enumerate(zip(rows, values, strict=True))
+            if row.group == group and value is not None and not math.isnan(value.mean)
+        }
+        best = [place for place, mean in means.items() if mean == max(means.values())]
+        yield from best if len(best) < len(means) else ()
 
 
 def _other_metrics(shown: Metric, results: Sequence[ModelResult]) -> list[Metric]:

@@ -21,8 +21,8 @@ _WIDTH = 118  # columns of a terminal, with room for the edges
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client of one run: its examples, and the personal models' test results by method, each a
-    mean over seeds (None: not evaluated, or no test examples)."""
+    """One client of one run: its examples, and by method the mean test result over seeds (None: not
+    evaluated, or no test examples)."""
 
     run: str
     client: str

@@ -67,8 +67,7 @@ class Difference:
         return self.reading if self.has_interval else "too few clients to tell"
 
     def of_trained(self, metric: Metric) -> str:
-        """Say what is left of it over the clients that have trained with both methods; empty if
-        all have."""
+        """Say what is left of it over clients that have trained with both; empty if all have."""
         if not self.num_untrained:
             return ""
         if (one := self.trained) is None:
@@ -170,8 +169,7 @@ class MethodResults:
         return {division: by_client for division, by_client in found.items() if by_client}
 
     def by_client(self, other: MethodResults, *, trained: bool = False) -> dict[Client, float]:
-        """Return the differences by client; where it is the same one with every seed, their
-        mean."""
+        """Return the differences by client; of one that is the same with every seed, their mean."""
         found: dict[Client, list[float]] = {}
         for (seed, *_), differences in self._minus(other, trained=trained).items():
             for client, value in differences.items():

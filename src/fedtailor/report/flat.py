@@ -24,8 +24,7 @@ def frame(rows: Sequence[Row], metric: Metric) -> pd.DataFrame:
 
 
 def to_csv(comparison: Table) -> str:
-    """Format ``comparison`` as CSV: the `frame` of its rows, the best first, each with its run.
-    What is not known is empty."""
+    """Format the `frame` as CSV, the best first, each with its run; what is not known is empty."""
     rows = ranked(comparison)
     found = frame(rows, comparison.metric).reset_index()
     found["run"] = [row.run for row in rows]

@@ -32,8 +32,7 @@ def client_name(client: str, seed: int | None) -> str:
 
 
 def privacy_name(line: RoundLine, neighbours: str) -> str:
-    """Say what the rounds up to that of ``line`` have spent of privacy; empty if there is no
-    noise."""
+    """Say what the rounds so far have spent of privacy; empty if there is no noise."""
     if line.epsilon is None:
         return ""
     done = "replaced" if neighbours == "replace" else "left out"

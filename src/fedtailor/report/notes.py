@@ -120,8 +120,7 @@ def _bounds(run: Run) -> list[str]:
 
 
 def _privacy(run: Run) -> list[str]:
-    """Return what each method has spent of a client's privacy by its last round; together where
-    that is the same."""
+    """What methods have spent of privacy by their last rounds; the same is said once."""
     spent: dict[str, dict[str, None]] = defaultdict(dict)
     clips: dict[str, list[float]] = defaultdict(list)  # at the end, where they move
     privacy = run.experiment.get("privacy", {})
@@ -191,9 +190,8 @@ def _omissions(run: Run, *, short: bool) -> list[str]:
 def footnotes(
     runs: Sequence[Run], without_examples: Sequence[int], *, short: bool = False
 ) -> list[str]:
-    """Return notes on partitions, budgets and settings that differ, on unfinished trials, and on
-    rows and clients that are left out; ``short`` names a few of many. ``without_examples`` are, by
-    method, the clients without test examples."""
+    """Return notes on what differs between runs, on unfinished trials, and on what is left out;
+    ``without_examples``: by method the clients without test examples."""
     notes = _partitions(runs)
     for names, kind in ((_BUDGETS, "budgets"), (_SETTINGS, "settings")):
         differences = [text for name in names for text in _differences(runs, name)]

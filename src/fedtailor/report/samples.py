@@ -22,8 +22,7 @@ class ShownSample:
 
 
 def in_words(samples: Sequence[Sample], names: Sequence[str]) -> tuple[ShownSample, ...]:
-    """Return samples with words for the models; ``names`` are those of the clients, if they have
-    some."""
+    """Return samples with words for the models; ``names`` are those of clients, if any."""
 
     def name(client: int) -> str:
         return names[client] if client < len(names) else f"client {client}"

@@ -33,8 +33,7 @@ class Table:
 
 
 def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: bool = False) -> Table:
-    """Compare all methods in ``runs``, in the experiments' order, by ``metric``. With
-    ``short_notes`` the notes name a few of many clients."""
+    """Compare all methods in ``runs`` by ``metric``; with ``short_notes`` few clients are named."""
     metric = metric_of(runs, metric)
     all_entries = entries(runs)
     chosen_by = metric_of(runs)

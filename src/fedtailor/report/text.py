@@ -49,8 +49,7 @@ class TextTable:
         return text.getvalue()
 
     def text(self, wrapped: Callable[[str], str] = str) -> str:
-        """Return the table for a terminal, below its title, with a star before the best cells;
-        ``wrapped`` breaks the names of the rows into lines."""
+        """Return the table for a terminal; ``wrapped`` breaks the names of rows into lines."""
         rows = [[wrapped(name), *cells] for name, *cells in self.marked()]
         table = tabulate(rows, self.header, colalign=self._align, disable_numparse=True)
         return f"{self.title}\n{table}"

@@ -78,8 +78,7 @@ def untrained_of(entry: Entry, metric: Metric) -> Untrained | None:
 
 
 def unequal_turns(entry: Entry) -> str | None:
-    """Say how often the clients of training alone trained, where that differs by more than one, or
-    some had not; None where it is a fair measure."""
+    """Say how often the clients of training alone trained, if that makes it an unfair measure."""
     if entry.method != ALONE:
         return None
     for trial, one in reported(entry):

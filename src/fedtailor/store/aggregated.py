@@ -37,8 +37,7 @@ def write_aggregated(folder: Path, done: Round) -> None:
 
 
 def read_aggregated(folder: Path, number: int, federation: Federation) -> Round | None:
-    """Return what was kept of a round; None if nothing was. Raises InputError where the file is
-    damaged."""
+    """Return what was kept of a round; None if nothing was."""
     path = _path(folder, number)
     if not path.exists():
         return None

@@ -32,7 +32,7 @@ _LARGEST = 1e60  # of a loss or a metric; squares and sums stay finite
 
 
 def load_json(content: bytes, source: str) -> Any:
-    """Return the values of a JSON text. Raises InputError where it is not JSON."""
+    """Return the values of a JSON text; InputError where it is not JSON."""
     try:
         return json.loads(content.decode())
     except ValueError as error:
@@ -45,9 +45,13 @@ def read_json(path: Path) -> dict[str, Any]:
         values = load_json(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise missing(path) from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} must hold an object, not {type(values).__name__}")
+    _check_object(values, str(path))
     return unseal_json(values, path)
+
+
+def _check_object(values: Any, source: str) -> None:
+    if not isinstance(values, Mapping):
+        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
@@ -58,8 +62,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
 def record(kind: type[Record], values: Any, source: str) -> Record:
     """Return a dataclass from plain values of the types of its fields; other keys are left out.
     Raises InputError where a field is missing, or a value is of another type or out of range."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
+    _check_object(values, source)
     needed = [
         field.name
         for field in fields(kind)
@@ -79,14 +82,12 @@ def checked(values: Mapping[str, Any], hints: Mapping[str, Any], source: str) ->
 
 def records(kind: type[Record], values: Any, source: str) -> dict[str, Record]:
     """Return several by name, each as `record` does."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"{source} must hold an object, not {type(values).__name__}")
+    _check_object(values, source)
     return {name: record(kind, one, f"{source}.{name}") for name, one in values.items()}
 
 
 def check_results(values: Results, clients: int, source: str) -> None:
-    """Check that there is one result for each of the clients, and none beyond all measure. Raises
-    InputError where there are more or fewer, or one is."""
+    """Check that there is one result for each of the clients, and none beyond all measure."""
     if len(values) != clients:
         raise InputError(f"{source} has {len(values)} values for {clients} clients")
     numbers = np.array([0.0 if value is None else value for value in values])
@@ -108,8 +109,8 @@ def _checked(hint: Any, name: str, value: Any, source: str) -> Any:
 
 
 def what_is_wrong(error: ValidationError) -> ErrorDetails:
-    """Return the part of an error that says most: of a value that may be one of several kinds, what
-    is wrong inside the kind that it is."""
+    """The part of an error that says most: of several kinds that a value may be, it is the one
+    that fits it best."""
     return max(error.errors(), key=lambda found: len(found["loc"]))
 
 

@@ -45,8 +45,7 @@ class StoredStates(PrivateStates, Protocol):
 
     @property
     def checksums(self) -> dict[str, str]:
-        """A checksum of all states in each file, by its name, as they are once what is staged is
-        committed; empty where they have none here."""
+        """By file name one of all states, as they are once what is staged is committed."""
 
     def keep(self, round_: int) -> None:
         """Let the states after ``round_``, the one that is staged or was committed last, be kept
@@ -229,8 +228,7 @@ def best_path(store: Path, round_: int) -> Path:
 
 
 def bring_back(store: Path, round_: int) -> None:
-    """Put the states of the best round into the place of later ones, after the commit of a
-    roll-back to it; a second time there is nothing to do."""
+    """Put the states of the best round back; a second time there is nothing to do."""
     path = best_path(store, round_)
     if not path.exists():
         return

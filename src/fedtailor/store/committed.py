@@ -43,8 +43,7 @@ class StartRecord:
 
 
 def write_commit(folder: Path, commit: Commit) -> Commit:
-    """Let ``commit`` be the one that counts in ``folder``; returns it with no more than the
-    checksums that belong to it."""
+    """Let ``commit``, with its own checksums alone, be the one that counts; returns it."""
     store = folder / PRIVATE_FILE
     private = [store, best_path(store, commit.best_round)]
     states = {path.name for path in (*server_files(folder, commit), *private)}
@@ -60,8 +59,7 @@ def write_commit(folder: Path, commit: Commit) -> Commit:
 
 
 def check_states(path: Path, checksum: str, commit: Commit) -> None:
-    """Check that a file of private states, whose rows have this ``checksum`` together, is the one
-    that was committed. Raises InputError where it is not."""
+    """Check that a file of private states, whose rows have this ``checksum``, was committed."""
     if commit.checksums.get(path.name) not in (None, checksum):
         staged = staged_path(path.with_name(PRIVATE_FILE), commit.round).name
         or_else = "" if commit.finished else f", or {staged} is missing"
@@ -117,8 +115,7 @@ def load_state(path: Path, commit: Commit) -> Params:
 
 
 def read_server(folder: Path, commit: Commit, number: int) -> Server:
-    """The server's state after round ``number`` of the trial in ``folder``: the last one, or a best
-    one. Raises InputError where it is missing or damaged."""
+    """The server's state after round ``number``: the last one, or a best one."""
     last = number == commit.round
     path = last_state_path(folder, commit) if last else state_path(folder, number)
     state = load_state(path, commit)
@@ -160,8 +157,7 @@ class CommittedStates:
     best, of the trial in ``folder``."""
 
     def __init__(self, folder: Path, number: int, commit: Commit) -> None:
-        """Open the files that are there. Raises InputError where one is damaged, or not the one
-        that was committed."""
+        """Open the files that are there, which are checked."""
         store = folder / PRIVATE_FILE
         self._best = _opened(best_path(store, number), commit)
         self._last = _opened(store, commit)

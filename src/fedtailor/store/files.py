@@ -64,7 +64,7 @@ def save_tensors(path: Path, tensors: Params) -> None:
 
 
 def load_tensors(path: Path) -> Params:
-    """What `save_tensors` has written. Raises InputError where the file is missing or damaged."""
+    """What `save_tensors` has written."""
     check_tensors(path)
     try:
         tensors: Params = load_file(path)

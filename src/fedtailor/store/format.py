@@ -80,8 +80,7 @@ def check_format(experiment: Mapping[str, Any], out: Path) -> None:
 
 
 def check_folder_name(what: str, name: str) -> None:
-    """Check that a run's name or a method's label can name a folder, and be printed. Raises
-    InputError where it can't."""
+    """Check that a run's name or a method's label can name a folder, and be printed."""
     fits = name.isprintable() and 0 < len(name.encode()) <= _LONGEST_NAME
     if not fits or "/" in name or name.startswith("."):
         raise InputError(
@@ -101,7 +100,7 @@ def missing(path: Path) -> InputError:
 
 
 def check_there(*paths: Path) -> None:
-    """Check that all files are there. Raises InputError where one is not."""
+    """Check that all files are there."""
     for path in paths:
         with suppress(OSError):  # of a name that no file can have
             if path.exists():
@@ -111,7 +110,7 @@ def check_there(*paths: Path) -> None:
 
 def check_committed(files: Mapping[Path, str | None]) -> None:
     """Check that all files are there, and that each safetensors file is the one that was committed:
-    it holds this checksum; None: any will do. Raises InputError where one is not."""
+    it holds this checksum; None: any will do."""
     check_there(*files)
     for path, committed in files.items():
         if committed is not None and held_checksum(path) != committed:
@@ -153,8 +152,7 @@ def trial_of(folder: Path) -> tuple[str | None, int | None]:
 
 
 def check_belongs(path: Path, what: str, stated: str | int | None, here: str | int | None) -> None:
-    """Check that a file is that of the method or the seed ``here``, where it lies, if both are
-    known."""
+    """Check that a file is that of the method or the seed ``here``, if both are known."""
     if None not in (stated, here) and stated != here:
         raise InputError(
             f"{path}: it belongs to {what} {stated}, not to {what} {here}; restore it from a copy"
@@ -181,8 +179,7 @@ def seal_json(content: Mapping[str, Any]) -> bytes:
 
 
 def unseal_json(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the ``content`` of the JSON file at ``path`` without its checksum. Raises InputError
-    where the checksum is not that of the content."""
+    """Return the ``content`` of a JSON file without its checksum, which is checked."""
     if _KEY in content and content.pop(_KEY) != _json_checksum(content):
         raise damaged(
             path, f"its checksum does not match (after a change by hand, delete {_KEY!r} there)"
@@ -229,8 +226,7 @@ def row_checksum(parts: Sequence[Bytes]) -> int:
 
 
 def combined_checksum(total: int) -> str:
-    """Return the checksum of all rows of a file, as in ``commit.json``; ``total`` is the sum of
-    those of its rows."""
+    """Return one of all rows of a file, as in ``commit.json``, from the sum of theirs."""
     return f"{total % 2**64:016x}"
 
 

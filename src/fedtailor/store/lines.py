@@ -50,8 +50,7 @@ def _faults(faults: RoundFaults) -> dict[str, Any]:
 def clients_line(
     done: Round, evaluation: Evaluation, names: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Return the line of ``clients.jsonl`` for one evaluation; ``names`` are those of all clients,
-    by number."""
+    """Return the line of ``clients.jsonl``; ``names`` are those of all clients."""
     line = {"round": done.number, **vars(evaluation)}
     del line["confusion"]
     if not line["metrics"]:  # none were asked for

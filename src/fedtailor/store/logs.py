@@ -35,8 +35,7 @@ def read_log(
 
 
 def committed_bytes(path: Path, commit: Commit) -> bytes:
-    """Return the bytes of a log that ``commit`` counts. Raises InputError where one is missing, or
-    their checksum is another one."""
+    """Return the bytes of a log that ``commit`` counts."""
     check_there(path)
     length, stated = commit.bytes[path.stem], commit.checksums.get(path.stem)
     with path.open("rb") as file:
@@ -60,7 +59,7 @@ def _check_lengths(line: DataclassInstance, source: str) -> None:
 
 
 def read_refused(line: bytes, path: Path) -> RefusedResult:
-    """Read a line of the refused.jsonl at ``path``. Raises InputError where it is damaged."""
+    """Read a line of the refused.jsonl at ``path``."""
     return record(RefusedResult, load_json(line, str(path)), str(path))
 
 

@@ -127,8 +127,7 @@ def best_round(means: Mapping[int, float], metric: Metric) -> int:
 
 
 def higher_is_better(metric: Metric) -> bool:
-    """Return whether higher values of ``metric`` are better: not of a loss, an error, or the
-    success of an attack."""
+    """Whether higher values are better: not of a loss, an error, or an attack's success."""
     return metric not in _LOWER
 
 

@@ -1,4 +1,5 @@
-"""Run directories as frozen dataclasses, up to the last committed round."""
+"""Run directories as frozen dataclasses, up to the last committed round. All that reads raises
+InputError where a file is missing or damaged, or not of the run in whose folder it lies."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ class Trial:
     def confusion(self, number: int) -> dict[str, NDArray[Any]]:
         """Read the clients' confusion matrices after round ``number``: ``MODEL/SPLIT`` ``[n,
         classes, classes]``, true class by predicted class, and ``MODEL/clients`` ``[n]``; empty if
-        the experiment keeps none. Raises InputError where the file is damaged."""
+        the experiment keeps none."""
         path = self.folder / f"confusion-{number:06d}.safetensors"
         return tensors(path) if path.exists() else {}
 
@@ -103,29 +104,27 @@ class Run:
         return objective_of(next((one.task for one in self.partitions.values()), None))
 
 
-def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """Read the tensors of a safetensors file: those of ``names``, or all if there are none. Raises
-    InputError where it is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+def tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the tensors of a safetensors file by name."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
 
     check_tensors(path)
     try:
-        with safe_open(path, framework="numpy") as file:
-            if missing := set(names) - set(file.keys()):
-                raise InputError(f"{path} lacks the tensors {', '.join(sorted(missing))}")
-            return {name: file.get_tensor(name) for name in names or file.keys()}
+        found: dict[str, NDArray[Any]] = load_file(path)
     except SafetensorError as error:
         raise damaged(path, str(error)) from None
+    return found
 
 
 def read_samples(folder: Path, near: int, until: int) -> tuple[int, list[Sample]]:
     """Read what models of a trial have written after a round up to ``until``, the one closest to
-    ``near``; (0, []) if there is none. Raises InputError where the file is damaged."""
+    ``near`` (of two the later one); (0, []) if there is none."""
     paths = {int(path.stem.rpartition("-")[2]): path for path in folder.glob("samples-*.json")}
     numbers = [number for number in paths if number <= until]
     if not numbers:
         return 0, []
-    number = min(sorted(numbers, reverse=True), key=lambda one: abs(one - near))
+    number = min(numbers, key=lambda one: (abs(one - near), -one))
     found = read_json(paths[number]).get("samples", ())
     return number, [record(Sample, one, f"{paths[number]}: a sample") for one in found]
 
@@ -145,7 +144,6 @@ def read_trial(folder: Path, label: str, method: str, seed: int) -> Trial:
 
 def read_experiment(run: Path) -> dict[str, Any]:
     """Read the experiment of the run directory ``run``: sections, seeds and a list of methods.
-    Raises InputError where it is not a run directory, or the file is damaged.
 
     >>> read_experiment(Path("nowhere"))
     Traceback (most recent call last):
@@ -162,7 +160,7 @@ def read_experiment(run: Path) -> dict[str, Any]:
         raise InputError(f"{run} is not a run directory: it has no experiment.json{holds}")
     experiment = read_json(path)
     check_format(experiment, path.parent)
-    check_experiment(experiment, path)
+    _check_experiment(experiment, path)
     return experiment
 
 
@@ -171,8 +169,7 @@ def attack_of(experiment: Mapping[str, Any]) -> Attack:
     return record(Attack, experiment.get("attack", {}), "attack")
 
 
-def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError where an experiment.json lacks what readers rely on, or has another type."""
+def _check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
     found = record(ExperimentRecord, experiment, str(path))
     checked(experiment, dict.fromkeys(SECTIONS, dict[str, Any]), str(path))
     for name, hints in SECTIONS.items():
@@ -188,8 +185,7 @@ def check_experiment(experiment: Mapping[str, Any], path: Path) -> None:
 
 def read(path: Path, only: tuple[str, int] | None = None) -> Run:
     """Read the run directory at ``path``, without methods and seeds that have not begun; with
-    ``only``, one label with one seed. Raises InputError where it is not a run, a file is missing or
-    damaged, or no round is committed yet."""
+    ``only``, one label with one seed."""
     experiment = read_experiment(path)
     trials = [
         read_trial(folder, method["label"], method["name"], seed)
@@ -263,8 +259,6 @@ def _check_clients(trial: Trial, clients: int) -> None:
 
 def read_all(paths: StrPath | Sequence[StrPath]) -> list[Run]:
     """Read the run directories at ``paths``, one or several, which must have the same kind of task.
-    Raises InputError where there is no path, one occurs twice, one can't be read, or the tasks
-    differ.
 
     >>> read_all([])
     Traceback (most recent call last):

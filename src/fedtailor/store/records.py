@@ -11,7 +11,6 @@ import numpy as np
 from annotated_types import Ge, Le, Len, MaxLen, MinLen
 from numpy.typing import NDArray
 
-from ..objectives import DEFAULT
 from .checked import Amount, Count, Results, Seed
 
 KNOWN_NOISE = "for experiments alone: the seed tells the noise"  # privacy.secret = false
@@ -34,7 +33,8 @@ class Environment:
 
 @dataclass(frozen=True)
 class DataManifest:
-    """What the data of a run with a seed are, in words."""
+    """What the data of a run with a seed are, in words. ``names`` are those of the clients, None if
+    they have none; ``omissions`` say what is left out."""
 
     digest: str
     clients: Annotated[int, Ge(1), Le(10**9)]
@@ -52,30 +52,22 @@ class DataManifest:
     seed: Seed | None = None
 
 
-@dataclass(frozen=True)
-class Partition:
-    """The sizes of the clients' splits, each ``[K]``, and their examples by class.
+@dataclass(frozen=True, kw_only=True)
+class Partition(DataManifest):
+    """The data of a run with a seed, with the sizes of the clients' splits, each ``[K]``, and their
+    examples by class.
 
-    ``names`` are those of the K clients, None if they have none. Of clients that are evaluated,
-    ``majority`` is the most frequent class of their training examples, and ``majority_correct``
-    counts their test examples of that class.
+    Of clients that are evaluated, ``majority`` is the most frequent class of their training
+    examples, and ``majority_correct`` counts their test examples of that class.
     """
 
-    digest: str
-    clients: int
     train: Counts
     validation: Counts
     test: Counts
-    task: str = DEFAULT.name
-    classes: Sequence[str] = ()
     labels: Counts | None = None  # [K, classes], over all splits; None: unknown to the server
     clusters: Counts | None = None  # [K]: the ground truth
-    names: Sequence[str] | None = None
-    omissions: Sequence[Mapping[str, Any]] = ()  # what is left out: kind, count, text
     majority: Counts | None = None  # [K], -1 for clients that are not evaluated
     majority_correct: Counts | None = None
-    data: str = ""  # a hash of the data set
-    holdings: str | None = None  # the checksum of the file of these sizes
 
     def name(self, client: int) -> str:
         """Return a client's name, or its number in digits if it has none."""
@@ -94,8 +86,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class BestRound:
-    """A round, and the mean over clients of its ``validation`` results; None where no client has
-    validation examples."""
+    """A round, and the mean of its ``validation`` results; None where no client has examples."""
 
     round: Count
     validation: float | None
@@ -127,7 +118,7 @@ class Commit:
 
     @property
     def ended(self) -> bool:
-        """Whether a run would not go on with it by itself: it has finished, or diverged."""
+        """Whether a run would not go on with it by itself."""
         return self.finished or self.diverged is not None
 
     @property
@@ -146,8 +137,7 @@ class Commit:
 
     @property
     def has_model(self) -> bool:
-        """Whether a round is committed: the first is 1, or 0 where the run goes on from another
-        one's states. Without one, training diverged in the first round."""
+        """Whether a round is committed. Without one, training diverged in the first round."""
         return self.bytes["timings"] > 0
 
     @property

@@ -23,8 +23,7 @@ class _Record:
 
 
 def secret_of(folder: Path) -> str:
-    """The secret of the trial, or the site, in ``folder``, drawn the first time that it is asked
-    for. Raises InputError where the file is damaged."""
+    """The secret of the trial, or the site, in ``folder``, drawn when it is first asked for."""
     path = folder / _FILE
     if not path.exists():
         write_once(path, seal_json({"secret": secrets.token_hex(32)}))

@@ -46,8 +46,7 @@ def select_by(run: Run) -> Metric:
 
 def metric_of(runs: Sequence[Run], asked: Metric | None = None) -> Metric:
     """Return the measure that is shown: what is ``asked`` for, that by which all runs select their
-    rounds, or else that of the kind of task. Raises InputError where no run measures what is asked
-    for."""
+    rounds, or else that of the kind of task. InputError where no run measures what is asked for."""
     if asked is not None:
         known = {"loss", *(name for run in runs for name in (select_by(run), *_measured(run)))}
         if asked not in known:

@@ -50,15 +50,14 @@ def read_trained_before(out: Path, seed: int) -> Fingerprints | None:
 
 
 def has_too_many(federation: Federation) -> bool:
-    """Whether a federation has too many rows or clients for its rows to be hashed, or they lie at
-    their sites."""
+    """Whether rows can't be hashed: they are too many, or lie at the clients' sites."""
     rows = sum(len(shares.values) for shares in federation.partition.shares)
     return federation.remote or rows > _MOST_ROWS or federation.num_clients > _MOST_CLIENTS
 
 
 def check_trained_rows(file: Path, stated: str | None) -> bool:
-    """Check a file of trained rows by its checksum in the run's manifest, if that is ``stated``;
-    return whether the file has one of its own."""
+    """Check a file of trained rows, by the checksum in the run's manifest, too, if that is
+    ``stated``; whether the file has one of its own."""
     has_checksum = check_tensors(file)
     if stated not in (None, checksum(file.read_bytes())):
         raise damaged(file)

@@ -57,8 +57,7 @@ from .records import RoundLine, Timing
 
 
 class TrialStore:
-    """The folder of one method with one seed, for whoever runs it. ``last`` is what its
-    ``commit.json`` says."""
+    """The folder of one method with one seed. ``last`` is what its ``commit.json`` says."""
 
     def __init__(
         self,
@@ -164,8 +163,7 @@ class TrialStore:
         return read_log(RoundLine, self._log("history"), self.last) if there else []
 
     def bounds(self) -> Mapping[str, Any]:
-        """The settings that bounded the norms of uploads in the last committed round; empty before
-        the first."""
+        """The last settings that bounded the norms of uploads; empty before the first round."""
         return next((line.bounds for line in reversed(self.history()) if line.bounds), {})
 
     def recent_norms(self) -> list[dict[int, float]]:

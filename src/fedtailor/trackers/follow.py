@@ -136,7 +136,6 @@ class _Feed:
 
 
 def until_closed(seconds: float) -> bool:
-    """Wait for the end of standard input, at most so long: the process that holds it open has ended
-    then."""
+    """Wait, at most so long, for the end of standard input, and so of who holds it open."""
     readable, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)

@@ -121,8 +121,7 @@ class TrackedTrial:
         return {**by_phase, "seconds/so_far": self._seconds, "memory/peak_mb": peak}
 
     def result(self) -> dict[str, float | str]:
-        """The trial's row of the table, as ``reported/NAME``; means and the like over clients, on
-        test data, at the reported round."""
+        """The trial's row of the table by ``reported/NAME``: test results at the reported round."""
         run = read(self.run, (self.label, self.seed))
         row = asdict(table([run]).rows[0])
         found: Values = {}

@@ -22,8 +22,7 @@ _TAIL = 16_384  # bytes of run.log that are read at first
 
 
 class Follower:
-    """Follows a run: ``path`` is a run directory, or a deployment's folder, or a process is about
-    to write a run there."""
+    """Follows a run directory, perhaps before it is written, or a deployment's folder."""
 
     def __init__(self, path: Path) -> None:
         self.is_deployment = (path / "deploy.toml").is_file()

@@ -54,8 +54,7 @@ class PageServer(BoundedServer):
         self._state: RunState | None = None
 
     def answer(self, known: int) -> dict[str, Any]:
-        """What the page gets that knows the version ``known``: the run's state, or only the time
-        left if nothing has changed since."""
+        """What is new for a page that knows the version ``known``: all, or only the time left."""
         with self._lock:
             now, state = time.monotonic(), self._state
             if state is None or now - self._looked >= _PAUSE:

@@ -13,8 +13,7 @@ _FEW = 14  # names that have room beside each other on a phone
 
 
 def confusion(names: Sequence[str]) -> Json:
-    """One method's confusion matrix: the script gives the cells of the chosen method. ``names`` are
-    those of the classes."""
+    """One method's confusion matrix; ``names`` are those of the classes."""
     tooltip = tip(
         ("true", "n", "true class"), ("predicted", "n", "predicted"), ("count", "q", "examples"),
         ("share", "q", "% of the true class"),
