@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ..store.bounds import BOUNDS, shown
@@ -14,7 +14,7 @@ from ..store.read import Run
 from ..store.records import KNOWN_NOISE
 from ..store.selection import select_by
 from .names import privacy_name
-from .select import goes_on
+from .select import goes_on, not_begun
 
 NOT_LEARNED = "did not learn"  # a method whose mean is not above that of the majority class
 _BUDGETS = ("rounds", "local", "cohort")
@@ -105,8 +105,7 @@ def _partitions(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _bounds(run: Run) -> list[str]:
-    notes = []
+def _bounds(run: Run) -> Iterator[str]:
     for name in BOUNDS:
         trials: dict[str, list[str]] = defaultdict(list)  # by the values in turn
         for trial in run.trials:
@@ -115,11 +114,10 @@ def _bounds(run: Run) -> list[str]:
                 trials[turns].append(f"{trial.label}, seed {trial.seed}")
         if len(trials) > 1 or any(", then " in turns for turns in trials):
             each = "; ".join(f"{turns} ({'; '.join(of)})" for turns, of in trials.items())
-            notes.append(f"Different bounds on updates in {run.path}: cohort.{name} was {each}")
-    return notes
+            yield f"Different bounds on updates in {run.path}: cohort.{name} was {each}"
 
 
-def _privacy(run: Run) -> list[str]:
+def _privacy(run: Run) -> Iterator[str]:
     """What methods have spent of privacy by their last rounds; the same is said once."""
     spent: dict[str, dict[str, None]] = defaultdict(dict)
     clips: dict[str, list[float]] = defaultdict(list)  # at the end, where they move
@@ -133,44 +131,46 @@ def _privacy(run: Run) -> list[str]:
         if trial.history and (words := privacy_name(last := trial.history[-1], neighbours)):
             spent[words][trial.label] = None
             clips[words] += [] if last.next_clip is None else [last.next_clip]
-    notes = []
     seeds = {trial.seed for trial in run.trials}
     for words, labels in spent.items():
         each = "each method and seed: " if len(labels) > 1 or len(seeds) > 1 else ""
         moved = " to ".join(dict.fromkeys(f"{one(clips[words] or [0]):.3g}" for one in (min, max)))
         clip = f"; updates are clipped to {moved} now" if clips[words] else ""
-        notes.append(
+        yield (
             f"Differential privacy in {run.path}: {', '.join(labels)}: {each}{words}{clip}; scores "
             f"and choices by validation data are not covered{known}"
         )
-    return notes
 
 
-def _masked(run: Run) -> list[str]:
-    if run.experiment.get("secure_aggregation", {}).get("threshold") is None:
-        return []
-    return [f"Secure aggregation in {run.path}: the server saw sums of updates alone"]
-
-
-def _not_begun(run: Run) -> list[str]:
-    trials = {(trial.label, trial.seed) for trial in run.trials}
-    seeds, labels = run.experiment["seeds"], [one["label"] for one in run.experiment["methods"]]
-    missing = {k: [str(seed) for seed in seeds if (k, seed) not in trials] for k in labels}
-    return [
-        f"Not begun in {run.path}: {label}, seed {', '.join(some)}"
-        for label, some in missing.items()
-        if some
-    ]
-
-
-def _fewer_rounds(run: Run) -> list[str]:
+def _of_run(run: Run) -> Iterator[str]:
+    """How far the trials are, and what they did."""
+    trials = [(f"{one.label}, seed {one.seed}", one, one.commit) for one in run.trials]
+    for title, one, commit in trials:
+        if one.progress and commit.diverged is None:
+            state = "Stopped" if commit.stopped else "Unfinished"
+            yield f"{state}: {title}: {one.progress} ({run.path})"
+    for title, _, commit in trials:
+        if commit.diverged is not None:
+            yield f"Diverged: {title}: {commit.diverged} ({run.path})"
+    for title, _, commit in trials:
+        if commit.rolled_back:
+            back = ", then ".join(map(str, commit.rolled_back))
+            best = "its best round until then"
+            yield f"Rolled back: {title}, from round {back} to {best} ({run.path})"
+    yield from _privacy(run)
+    if run.experiment.get("secure_aggregation", {}).get("threshold") is not None:
+        yield f"Secure aggregation in {run.path}: the server saw sums of updates alone"
+    yield from _bounds(run)
     rounds = run.experiment["rounds"]
-    return [
-        f"Different rounds: {trial.label}, seed {trial.seed} has {trial.commit.rounds} of {rounds}"
-        f"; fedtailor run {shlex.quote(str(run.path))} adds the others"
-        for trial in run.trials
-        if trial.commit.finished and trial.commit.rounds < rounds
-    ]
+    for title, _, commit in trials:
+        if commit.finished and commit.rounds < rounds:
+            command = f"fedtailor run {shlex.quote(str(run.path))}"
+            yield (
+                f"Different rounds: {title} has {commit.rounds} of {rounds}; {command} adds the "
+                "others"
+            )
+    for label, seeds in not_begun(run).items():
+        yield f"Not begun in {run.path}: {label}, seed {', '.join(map(str, seeds))}"
 
 
 def _omissions(run: Run, *, short: bool) -> list[str]:
@@ -196,31 +196,7 @@ def footnotes(
     for names, kind in ((_BUDGETS, "budgets"), (_SETTINGS, "settings")):
         differences = [text for name in names for text in _differences(runs, name)]
         notes += [f"Different {kind}: {'; '.join(differences)}"] if differences else []
-    for run in runs:
-        trials = [(f"{one.label}, seed {one.seed}", one, one.commit) for one in run.trials]
-        notes += [
-            f"{'Stopped' if commit.stopped else 'Unfinished'}: {title}: {one.progress} ({run.path})"
-            for title, one, commit in trials
-            if one.progress and commit.diverged is None
-        ]
-        notes += [
-            f"Diverged: {title}: {commit.diverged} ({run.path})"
-            for title, _, commit in trials
-            if commit.diverged is not None
-        ]
-        notes += [
-            f"Rolled back: {title}, from round {', then '.join(map(str, commit.rolled_back))} to "
-            f"its best round until then ({run.path})"
-            for title, _, commit in trials
-            if commit.rolled_back
-        ]
-        notes += [
-            *_privacy(run),
-            *_masked(run),
-            *_bounds(run),
-            *_fewer_rounds(run),
-            *_not_begun(run),
-        ]
+    notes += [note for run in runs for note in _of_run(run)]
     omissions = [f"Data: {text}" for run in runs for text in _omissions(run, short=short)]
     notes += dict.fromkeys(omissions)
     if any(without_examples) and not any("without a test row" in text for text in omissions):

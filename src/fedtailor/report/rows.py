@@ -13,7 +13,7 @@ from ..store.metrics import Metric, Summary, summarise, summary
 from ..store.selection import Model, by_round, select_by, validated
 from .clients import worst_clients
 from .costs import cpu_seconds, mean_of, seconds, simulated_seconds, traffic
-from .select import Entry, goes_on, own_metrics, reported
+from .select import Entry, goes_on, reported
 from .untrained import Untrained, untrained_of
 
 
@@ -153,9 +153,9 @@ def _result(entry: Entry, model: Model, metric: Metric) -> ModelResult | None:
     selected = [one for _, one in by_trial]
     summaries = [summary(one.test, metric) for one in selected]
     losses = [summary(one.test, "loss").mean for one in selected]
-    others = {
-        name: [summary(one.test, name) for one in selected] for name in own_metrics(entry.trials)
-    }
+    measured = [one for trial in entry.trials for one in trial.evaluations[:1]]
+    names = dict.fromkeys(name for one in measured for name in one.metrics)
+    others = {name: [summary(one.test, name) for one in selected] for name in names}
     is_lm = entry.run.objective.learns_texts
     perplexities = [math.exp(loss) if loss < 700 else math.inf for loss in losses]
     majorities = _majorities(entry, model, metric)

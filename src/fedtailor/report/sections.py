@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..store.metrics import Metric
 from .attacks import attack_maps
 from .charts import maps, specs
 from .charts.content import Groups, Json
@@ -113,7 +112,17 @@ def sections(
             [f"curves-{split}" for split in splits],
         )
     if costs := [cost for cost in COSTS if cost in content["costs"]]:
-        yield _costs(metric, costs)
+        yield Section(
+            "cost",
+            "Cost against result",
+            f"The mean test {metric} beside what it costs: the bytes that a client sends and "
+            "receives until the reported round, the floating-point operations of its training "
+            "until then (matrix products and convolutions), the simulated seconds until then if "
+            "time was simulated, and the processor seconds and seconds of the whole training on "
+            "the machine that ran it. The dashed line joins the methods for which no other "
+            "one is both cheaper and better.",
+            [f"pareto-{cost}" for cost in costs],
+        )
     if maps := attack_maps(entries, comparison):
         yield Section(
             "attacks",
@@ -123,27 +132,31 @@ def sections(
             "the attackers' share of the clients. The stronger the colour, the higher the value.",
             tables=maps,
         )
-    ids = [name_of(entry.label) for entry in entries]
-    for position, (entry, name) in enumerate(zip(entries, ids, strict=True)):
-        is_shared = ids.count(name) > 1
-        id_ = f"{name}-{position}" if is_shared else name
-        yield from _of_method(position, entry, content, id_)
-    yield from _confusion(content)
-    yield _labels(content, groups)
-
-
-def _costs(metric: Metric, costs: Sequence[str]) -> Section:
-    return Section(
-        "cost",
-        "Cost against result",
-        f"The mean test {metric} beside what it costs: the bytes that a client sends and receives "
-        "until the reported round, the floating-point operations of its training until then "
-        "(matrix products and convolutions), the simulated seconds until then if time was "
-        "simulated, and the processor seconds and seconds of the whole training on the machine "
-        "that ran it. The dashed line joins the methods for which no other "
-        "one is both cheaper and better.",
-        [f"pareto-{cost}" for cost in costs],
-    )
+    names = [name_of(entry.label) for entry in entries]
+    for position, (entry, name) in enumerate(zip(entries, names, strict=True)):
+        if pictures := [one for one in content["pictures"] if one["method"] == position]:
+            id_ = name if names.count(name) == 1 else f"{name}-{position}"
+            rounds = pictures[0]["rounds"]
+            step = [Control("step", "After round", rounds=rounds)] if len(rounds) > 1 else []
+            yield Section(
+                f"{id_}-clients-by-round",
+                f"{pictures[0]['title']}: {entry.label}",
+                _caption(pictures),
+                [f"picture-{position}"],
+                [*_choice([content["groups"][one["group"]] for one in pictures]), *step],
+                method=position,
+            )
+    if content["confusion"]:
+        labels = [content["methods"][one["method"]] for one in content["confusion"]]
+        yield Section(
+            "confusion",
+            "Confusion",
+            "How the personal models label the clients' test examples at the reported rounds, over "
+            "all clients and seeds. The colour is the share among the examples of the true class.",
+            ["confusion"],
+            [Control("method", "Method", labels)],
+        )
+    yield _labels(content["groups"], _sampled(groups))
 
 
 def ahead(comparison: Table, content: Json) -> list[Section]:
@@ -171,18 +184,6 @@ def name_of(text: str) -> str:
     return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _of_method(position: int, entry: Entry, content: Json, id_: str) -> Iterator[Section]:
-    if pictures := [one for one in content["pictures"] if one["method"] == position]:
-        yield Section(
-            f"{id_}-clients-by-round",
-            f"{pictures[0]['title']}: {entry.label}",
-            _caption(pictures),
-            [f"picture-{position}"],
-            controls=_controls(pictures, content),
-            method=position,
-        )
-
-
 def _caption(pictures: Sequence[Json]) -> str:
     first = pictures[0]
     still = " No value has changed yet." if all(one["isFlat"] for one in pictures) else ""
@@ -199,38 +200,19 @@ def _caption(pictures: Sequence[Json]) -> str:
     return f"{first['caption']}{neutral}{values}{still}"
 
 
-def _controls(pictures: Sequence[Json], content: Json) -> list[Control]:
-    titles = [content["groups"][one["group"]]["title"] for one in pictures]
-    rounds = pictures[0]["rounds"]
-    return [
-        *([Control("group", "Clients of", titles)] if len(pictures) > 1 else []),
-        *([Control("step", "After round", rounds=rounds)] if len(rounds) > 1 else []),
-    ]
+def _choice(groups: Sequence[Json]) -> list[Control]:
+    titles = [one["title"] for one in groups]
+    return [Control("group", "Clients of", titles)] if len(groups) > 1 else []
 
 
-def _confusion(content: Json) -> Iterator[Section]:
-    labels = [content["methods"][one["method"]] for one in content["confusion"]]
-    if labels:
-        yield Section(
-            "confusion",
-            "Confusion",
-            "How the personal models label the clients' test examples at the reported rounds, over "
-            "all clients and seeds. The colour is the share among the examples of the true class.",
-            ["confusion"],
-            [Control("method", "Method", labels)],
-        )
-
-
-def _labels(content: Json, groups: Groups) -> Section:
-    of = content["groups"]
-    controls = [Control("group", "Clients of", [one["title"] for one in of])] if len(of) > 1 else []
-    if any(one["labels"] is None for one in of):
+def _labels(groups: Sequence[Json], sampled: str) -> Section:
+    if any(one["labels"] is None for one in groups):
         words = "The training examples of each client, the largest client first."
-        return Section("sizes", "Clients' data", words + _sampled(groups), ["sizes"], controls)
-    first = "their true cluster, then by " if any(one["clusters"] for one in of) else ""
+        return Section("sizes", "Clients' data", words + sampled, ["sizes"], _choice(groups))
+    first = "their true cluster, then by " if any(one["clusters"] for one in groups) else ""
     words = (
         "The examples of each client by class, over all splits. Clients are ordered by "
         f"{first}their most frequent class."
     )
     title = "Labels of the clients"
-    return Section("labels", title, words + _sampled(groups), ["labels"], controls)
+    return Section("labels", title, words + sampled, ["labels"], _choice(groups))

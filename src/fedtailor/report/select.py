@@ -66,12 +66,6 @@ def goes_on(run: Run) -> bool:
     return bool(run.experiment.get("start_from", {}).get("run"))
 
 
-def own_metrics(trials: Sequence[Trial]) -> list[Metric]:
-    """Return the names of the metrics that the trials have beside loss and accuracy."""
-    lines = (evaluation for trial in trials for evaluation in trial.evaluations[:1])
-    return list(dict.fromkeys(name for line in lines for name in line.metrics))
-
-
 @dataclass(frozen=True)
 class Choice:
     """The choice of a method by validation data.
@@ -88,12 +82,11 @@ class Choice:
     seeds: Sequence[int]
 
     def best(self, method: str | None = None) -> Entry | None:
-        """The entry with the best score, the first of equals, of those of ``method`` (None: of
-        all)."""
-        of = [one for one in self.entries if one.label in self.scores]
-        of = [one for one in of if method in (None, one.method)]
+        """The entry with the best score, the first of equals, of ``method`` (None: of all)."""
+        known = [one for one in self.entries if one.label in self.scores]
+        of_method = [one for one in known if method in (None, one.method)]
         sign = 1 if higher_is_better(self.metric) else -1
-        return max(of, key=lambda one: sign * self.scores[one.label], default=None)
+        return max(of_method, key=lambda one: sign * self.scores[one.label], default=None)
 
 
 def choose(members: Sequence[Entry]) -> Choice:
@@ -104,13 +97,12 @@ def choose(members: Sequence[Entry]) -> Choice:
     ended = [{trial.seed for trial in entry.trials if trial.commit.is_done} for entry in members]
     common = set[int].intersection(*of_runs)
     seeds = common.intersection(*ended) or common
-    scores, left_out = dict[str, float](), dict[str, str]()
-    for entry in members:
-        score = _score(entry, metric, sorted(seeds or entry.run.experiment["seeds"]))
-        if isinstance(score, str):
-            left_out[entry.label] = score
-        else:
-            scores[entry.label] = score
+    found = {
+        one.label: _score(one, metric, sorted(seeds or one.run.experiment["seeds"]))
+        for one in members
+    }
+    scores = {label: score for label, score in found.items() if isinstance(score, float)}
+    left_out = {label: why for label, why in found.items() if isinstance(why, str)}
     return Choice(members, metric, scores, left_out, sorted(seeds))
 
 
@@ -128,16 +120,16 @@ def _score(entry: Entry, metric: Metric, seeds: Sequence[int]) -> float | str:
     return "has validation results that are not numbers" if math.isnan(value) else value
 
 
-def has_all(run: Run) -> bool:
-    """Whether each method of a run has begun with each seed."""
+def not_begun(run: Run) -> dict[str, list[int]]:
+    """The seeds with which a method has not begun, by its label; empty if all have."""
     begun = {(trial.label, trial.seed) for trial in run.trials}
-    labels = [method["label"] for method in run.experiment["methods"]]
-    return begun >= {(label, seed) for label in labels for seed in run.experiment["seeds"]}
+    labels, seeds = [one["label"] for one in run.experiment["methods"]], run.experiment["seeds"]
+    missing = {label: [seed for seed in seeds if (label, seed) not in begun] for label in labels}
+    return {label: seeds for label, seeds in missing.items() if seeds}
 
 
 def reported(entry: Entry, model: Model = "personal") -> list[tuple[Trial, SelectedRound]]:
-    """Return a method's trials, each with the reported round of ``model``; without those in which
-    it was never evaluated."""
+    """Return the trials in which ``model`` was ever evaluated, each with its reported round."""
     found = ((trial, select_round(trial, model, select_by(entry.run))) for trial in entry.trials)
     return [(trial, one) for trial, one in found if one is not None]
 

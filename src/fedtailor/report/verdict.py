@@ -18,7 +18,7 @@ from ..store.selection import by_round
 from .differences import FEWEST, Difference, HeldOut, MethodResults, ahead_of
 from .names import MAX_NAMES, NO_ATTACK, attack_name, client_name, in_prose
 from .rows import Row
-from .select import Choice, Entry, choose, has_all, reported
+from .select import Choice, Entry, choose, not_begun, reported
 from .text import option
 from .untrained import ALONE, unequal_turns
 
@@ -183,7 +183,7 @@ def _warnings(
             )
     if not all(trial.commit.is_done for entry in entries for trial in entry.trials):
         yield "Training has not ended, so the order may change."
-    elif not all(has_all(entry.run) for entry in entries):
+    elif any(not_begun(entry.run) for entry in entries):
         yield "Some methods or seeds have not begun, so the order may change."
     elif short := [entry.label for entry in entries if _last_is_best(entry)]:
         yield f"More rounds may change the order: the last one is the best of {in_prose(short)}."
@@ -225,7 +225,7 @@ def _command(
         is_deployed = (run.parent / "deploy.toml").is_file()
         words = ["deploy", "run", str(run.parent)] if is_deployed else ["run", str(run)]
         return shlex.join(["fedtailor", *words]) if len(runs) == 1 else ""
-    if best is None or is_poor or not all(has_all(entry.run) for entry in entries):
+    if best is None or is_poor or any(not_begun(entry.run) for entry in entries):
         return ""
     if any(
         (one.folder / FLOWER_FILE).exists() and one.costs and one.costs.private

@@ -24,7 +24,6 @@ from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
 from ..store.metrics import Metric, higher_is_better, summary
 from ..store.read import Run, Trial, read
-from ..store.records import RoundLine
 from ..store.selection import Model, by_round, metric_of, select_round
 from ..task.backbone import Backbone
 from ..units import counted, fixed
@@ -203,7 +202,11 @@ class Result:
                     "bytes_down": record.bytes_down,
                     "bytes_up": record.bytes_up,
                     "seconds": seconds.get(record.round),
-                    **_known(record),
+                    **{
+                        name: value
+                        for name in ("simulated_seconds", "epsilon", "clip")
+                        if (value := getattr(record, name)) is not None
+                    },
                     **{name: values.get(record.round, np.nan) for name, values in means.items()},
                 }
                 for record in trial.history
@@ -319,9 +322,3 @@ def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
         for split in ("validation", "test")
     }
     return {name: values for name, values in means.items() if values}
-
-
-def _known(record: RoundLine) -> dict[str, float]:
-    """What a round has where time is simulated or there is noise."""
-    values = {name: getattr(record, name) for name in ("simulated_seconds", "epsilon", "clip")}
-    return {name: value for name, value in values.items() if value is not None}
