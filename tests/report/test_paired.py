@@ -9,8 +9,7 @@ import pytest
 
 from fedtailor.errors import InputError
 from fedtailor.report.comparison import against
-from fedtailor.report.differences import Difference, MethodResults
-from fedtailor.report.paired import interval_of
+from fedtailor.report.differences import Difference, MethodResults, interval_of
 from tests.report.written import ALONE, around, written
 
 Scores = Sequence[Mapping[str, float]]  # by client, for each seed

@@ -17,6 +17,7 @@ from fedtailor.errors import InputError
 from fedtailor.report.page import write
 from fedtailor.runs.experiment import parse
 from fedtailor.store.files import read_json, write_json
+from fedtailor.store.format import as_json
 from fedtailor.store.rollback import rollback
 from fedtailor.watch.follow import Follower
 from fedtailor.watch.server import _content
@@ -75,7 +76,7 @@ def test_the_page_has_the_answers_side_by_side_as_plain_text(marked: Path, tmp_p
 def test_a_run_that_is_watched_shows_the_last_answers(marked: Path) -> None:
     state = Follower(marked).look()
     assert state.trials[0].written == 3
-    sent = json.loads(json.dumps(_content(state)))
+    sent = json.loads(as_json(_content(state)))
     assert sent["trials"][0]["samples"][0]["answers"][3] == ["client 1's model", MARKUP]
     console = Console(file=io.StringIO(), width=120, height=40)
     console.print(View(state))

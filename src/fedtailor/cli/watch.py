@@ -43,7 +43,7 @@ def command(options: argparse.Namespace) -> None:
     if options.serve is not None and (options.once or options.json):
         raise InputError("--serve follows the run; leave out --once and --json")
     if options.json:
-        print(as_json(Follower(options.run).look().as_dict(), 2))
+        print(as_json(Follower(options.run).look(), 2))
         return
     if options.once:
         _print(Follower(options.run).look())

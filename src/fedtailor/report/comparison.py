@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -59,7 +58,7 @@ def to_json(comparison: Table) -> str:
     >>> to_json(Table("accuracy", [], ["Test accuracy."], []))[:26]
     '{\\n  "metric": "accuracy",\\n'
     """
-    return to_json_text(dataclasses.asdict(comparison), 2)
+    return to_json_text(comparison, 2)
 
 
 def compare(
@@ -105,7 +104,7 @@ def against(
             f"{f'; not {listed(others)}' if others else ''}"
         )
     if as_json:
-        return to_json_text([dataclasses.asdict(one) for one in leads], 2)
+        return to_json_text(leads, 2)
     entries = sorted(members, key=lambda entry: entry.label != method)
     notes = untrained_notes(entries, metric)
     notes += [f"{said}." for one in leads if (said := one.of_trained(metric))]

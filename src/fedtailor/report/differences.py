@@ -9,16 +9,19 @@ from statistics import mean
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..store.metrics import Metric, bare, higher_is_better, is_percentage, sizes_of
 from ..store.read import Run
-from .paired import interval_of
 from .select import Entry, entries, reported, scores
 from .text import TextTable
 from .untrained import unequal_turns, untrained_clients
 
 FEWEST = 6  # pairs; if fewer of them all point one way, chance does that in more than 1 of 20 cases
+_MANY = 1000  # clients; a sample's mean of more of them is drawn from a normal distribution
+_BLOCK = 4_000_000  # weights in memory at once
 
+Floats = NDArray[np.float64]
 Division = tuple[int, str, str]  # a seed, the data, and how they are divided
 Reading = Literal[
     "better", "worse", "may be chance", "trained unequally", "some results are no numbers"
@@ -154,18 +157,20 @@ class MethodResults:
         is_fair = unequal_turns(entry) is None
         return MethodResults(entry.label, found, lost, has_names, untrained, is_fair)
 
+    def _shared(self, other: MethodResults) -> list[Division]:
+        return [division for division in self.by_division if division in other.by_division]
+
     def _minus(
         self, other: MethodResults, *, trained: bool = False
     ) -> dict[Division, dict[str, float]]:
         """Return the differences by division and client, of those that both methods have;
         ``trained``: of those that have trained with both."""
         found = {}
-        for division, ours in self.by_division.items():
-            theirs = other.by_division.get(division, {})
-            both = ours.keys() & theirs.keys()
-            if trained:
-                both -= {*self.untrained[division], *other.untrained[division]}
-            found[division] = {k: value - theirs[k] for k, value in ours.items() if k in both}
+        for division in self._shared(other):
+            ours, theirs = self.by_division[division], other.by_division[division]
+            never = {*self.untrained[division], *other.untrained[division]} if trained else ()
+            both = [client for client in ours if client in theirs and client not in never]
+            found[division] = {client: ours[client] - theirs[client] for client in both}
         return {division: by_client for division, by_client in found.items() if by_client}
 
     def by_client(self, other: MethodResults, *, trained: bool = False) -> dict[Client, float]:
@@ -184,9 +189,8 @@ class MethodResults:
             return None
         clients = self.by_client(other, trained=trained)
         low, high = interval_of(differences, same_clients=self.has_names and other.has_names)
-        shared = self.by_division.keys() & other.by_division.keys()
         reading: Reading = "may be chance"
-        if any(one.lost[division] for one in (self, other) for division in shared):
+        if any(one.lost[division] for one in (self, other) for division in self._shared(other)):
             reading = "some results are no numbers"
         elif not (self.is_fair and other.is_fair):
             reading = "trained unequally"
@@ -206,6 +210,68 @@ class MethodResults:
             num_untrained=missing,
             trained=self.ahead(other, trained=True) if missing else None,
         )
+
+
+def interval_of(
+    differences: Sequence[Mapping[str, float]],
+    *,
+    same_clients: bool = False,
+    draws: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Return the ends of the 95 % interval by a hierarchical bootstrap: seeds are drawn with
+    replacement, then clients within each of them. A seed divides the data anew, so its clients are
+    its own.
+
+    With one seed the interval speaks of clients alone, and with three it says little of seeds.
+    ``differences`` are by client for each seed, at least one. With ``same_clients``, where a client
+    of that name is the same one with every seed, clients are drawn once for all seeds.
+    """
+    sample = _crossed if same_clients else _nested
+    drawn = sample(differences, draws, np.random.default_rng(seed))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _nested(
+    differences: Sequence[Mapping[str, float]], draws: int, rng: np.random.Generator
+) -> Floats:
+    """Means ``[draws]`` over seeds that are drawn, each with its own draw of its clients."""
+    values, s = [np.array(list(d.values())) for d in differences], len(differences)
+    # row i, seed j: what the i-th drawn seed has in each draw, if it is seed j
+    means = np.array([[_means(d, draws, rng) for d in values] for _ in range(s)])
+    drawn = rng.integers(s, size=(s, draws))
+    rows, columns = np.arange(s)[:, None], np.arange(draws)[None, :]
+    return np.asarray(means[rows, drawn, columns].mean(axis=0))
+
+
+def _means(values: Floats, draws: int, rng: np.random.Generator) -> Floats:
+    n = len(values)
+    if n > _MANY:
+        return np.asarray(rng.normal(values.mean(), values.std() / np.sqrt(n), draws))
+    drawn = rng.integers(n, size=(draws, n))
+    return np.asarray(values[drawn].mean(axis=1))
+
+
+def _crossed(
+    differences: Sequence[Mapping[str, float]], draws: int, rng: np.random.Generator
+) -> Floats:
+    """Means ``[draws]`` over seeds that are drawn, with one draw of clients for all of them."""
+    clients = list(dict.fromkeys(client for d in differences for client in d))
+    n, s = len(clients), len(differences)
+    x = np.array([[d.get(client, np.nan) for client in clients] for d in differences])  # [s, n]
+    has = ~np.isnan(x)
+    overall = np.nanmean(x, axis=1)
+    means = np.empty((s, draws))
+    step = max(1, _BLOCK // n)
+    for start in range(0, draws, step):
+        w = rng.multinomial(n, np.full(n, 1 / n), size=min(step, draws - start))  # [draws, n]
+        count = has @ w.T  # [s, draws]
+        total = np.where(has, x, 0.0) @ w.T
+        block = np.where(count > 0, total / np.maximum(count, 1), overall[:, None])
+        means[:, start : start + step] = block
+    drawn = rng.integers(s, size=(s, draws))
+    return np.asarray(means[drawn, np.arange(draws)[None, :]].mean(axis=0))
 
 
 def ahead_of(reference: str, results: Mapping[str, MethodResults]) -> list[Difference]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ..store.read import StrPath
-from .cells import ranked
 from .charts.content import Json
 from .drawing import converter, svg
 from .page import compared
@@ -26,8 +25,7 @@ def save_figures(paths: StrPath | Sequence[StrPath], folder: StrPath) -> list[Pa
     """Write the charts of the runs at ``paths``, each as SVG, PNG and PDF; return their paths."""
     vl = converter()
     entries, comparison, groups, shown, _ = compared(paths)
-    ranks = [row.label for row in ranked(comparison)]
-    specs = chart_specs(comparison, shown, ranks)
+    specs = chart_specs(comparison, shown)
     parts = [*ahead(comparison, shown), *sections(entries, comparison, shown, groups)]
     Path(folder).mkdir(parents=True, exist_ok=True)
     written: list[Path] = []

@@ -16,7 +16,7 @@ from ..store.format import dotted
 from ..store.read import Run, StrPath, read_all
 from ..units import fixed, si
 from . import drawing, select
-from .cells import ranked, text_tables
+from .cells import text_tables
 from .charts.content import Groups, Json, content, groups
 from .charts.pictures import pictures
 from .clients import worst_table
@@ -151,7 +151,6 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
 
     out = Path(out)
     entries, comparison, of, shown, runs = compared(paths)
-    ranks = [row.label for row in ranked(comparison)]
     folder = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -180,7 +179,7 @@ def write(paths: StrPath | Sequence[StrPath], out: StrPath) -> Path:
         colours=list(zip(drawing.COLOURS, drawing.DARK, strict=True)),
         dashes=drawing.DASHES,
         content=_json(shown | {"look": drawing.LOOK}),
-        specs=_json(chart_specs(comparison, shown, ranks)),
+        specs=_json(chart_specs(comparison, shown)),
         **{name: (folder / f"{file}").read_text("utf-8") for name, file in _FILES.items()},
     )
     _write(text, out)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .attacks import attack_maps
+from .cells import ranked
 from .charts import maps, specs
 from .charts.content import Groups, Json
 from .costs import COSTS, is_wide
@@ -45,12 +46,12 @@ class Section:
         return bool(self.tables) or self.id == "clients"
 
 
-def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict[str, Json]:
+def chart_specs(comparison: Table, content: Json) -> dict[str, Json]:
     """Return the specification of each chart by name."""
-    labels, metric = content["methods"], comparison.metric
-    costs = content["costs"]
+    labels, metric, costs = content["methods"], comparison.metric, content["costs"]
+    ranks = [row.label for row in ranked(comparison)]
     found = {
-        "clients": specs.clients(labels, ranked, metric),
+        "clients": specs.clients(labels, ranks, metric),
         "client-labels": specs.client_labels(),
         "client-curves": specs.client_curves(labels, metric),
         "labels": maps.labels_of_clients(_most(content["groups"], "names")),
@@ -58,7 +59,7 @@ def chart_specs(comparison: Table, content: Json, ranked: Sequence[str]) -> dict
         **{f"curves-{s}": specs.curves(labels, metric, s) for s in ("validation", "test")},
     }
     if content["ahead"]:
-        found["ahead"] = specs.ahead(labels, ranked, metric)
+        found["ahead"] = specs.ahead(labels, ranks, metric)
     if content["confusion"]:
         found["confusion"] = maps.confusion(_most(content["confusion"], "classes"))
     for cost in [cost for cost in COSTS if cost in costs]:

@@ -23,6 +23,7 @@ import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,20 @@ Bytes = bytes | memoryview
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Format plain data as JSON. Numbers that are not finite, for which it has no form, are null.
+    """Format plain data and dataclasses as JSON. Numbers that are not finite, for which it has no
+    form, are null.
 
     >>> as_json({"auc": [0.5, float("nan")]})
     '{"auc": [0.5, null]}'
     """
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        return json.dumps(value, indent=indent, allow_nan=False, default=vars)
     except ValueError:
         return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
+    value = vars(value) if is_dataclass(value) else value
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -75,7 +75,7 @@ class PageServer(BoundedServer):
 def _content(state: RunState) -> dict[str, Any]:
     labels = list(dict.fromkeys(trial.method for trial in state.trials))
     factor, digits = scale_of(state.metric)
-    return state.as_dict() | {
+    return vars(state) | {
         "note": state.note,
         "measure": state.measure,
         "isOver": state.is_over,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from ..report.samples import ShownSample
 from ..store.metrics import Metric, bare, unit_of
@@ -88,11 +87,6 @@ class TrialState:
         """Whether no round will follow as things are."""
         return self.state in (State.FINISHED, State.DIVERGED, State.STOPPED)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The state as a dict, for JSON; curves are not copied."""
-        scores = {k: vars(v) for k, v in vars(self).items() if isinstance(v, RoundScore)}
-        return vars(self) | scores | {"samples": [vars(one) for one in self.samples]}
-
 
 @dataclass(frozen=True)
 class RunState:
@@ -148,10 +142,6 @@ class RunState:
             State.FINISHED: "has ended",
             State.STOPPED: f"was stopped by a callback, or rolled back; {places}",
         }[self.state]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The state as a dict, for JSON."""
-        return vars(self) | {"trials": [trial.as_dict() for trial in self.trials]}
 
 
 def _places(trials: Sequence[TrialState], state: State) -> str:

@@ -76,7 +76,7 @@ def content(entries: Sequence[Entry], comparison: Table, of: Groups) -> Json:
         "curves": columns_of(_curves(entries, metric)),
         "results": columns_of(_results(entries, metric, of)),
         "boxes": columns_of(_boxes(entries, metric)),
-        "costs": columns_of(_with_fronts(list(_costs(entries, metric)), metric)),
+        "costs": columns_of(_costs(entries, metric)),
         "ahead": columns_of(_ahead(comparison)),
         "confusion": list(_confusions(entries)),
         "clientCurves": list(_client_curves(entries, metric, of)),
@@ -170,43 +170,33 @@ def _boxes(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
 
 
 def _costs(entries: Sequence[Entry], metric: Metric) -> Iterator[Json]:
-    """Results beside what they cost, means over seeds; None where a seed lacks a cost."""
+    """Results beside those costs that were measured for all methods, means over seeds, and where
+    the methods on each front have their names."""
+    rows = []
     for position, entry in enumerate(entries):
-        of_trials = [
-            (costs_of(entry, trial, selected.round), summary(selected.test, metric).mean)
-            for trial, selected in reported(entry)
-        ]
-        results = [scale_of(metric)[0] * result for _, result in of_trials]
+        found = reported(entry)
+        results = [scale_of(metric)[0] * summary(one.test, metric).mean for _, one in found]
         if results and math.isfinite(float(np.mean(results))):
-            yield {
-                "method": position,
-                "value": number(float(np.mean(results))),
-                **{cost: number(mean_of(costs[cost] for costs, _ in of_trials)) for cost in COSTS},
-            }
-
-
-def _with_fronts(rows: Sequence[Json], metric: Metric) -> Iterator[Json]:
-    """Drop the costs that were not measured for all methods, and mark the methods on each front."""
-    higher = higher_is_better(metric)
+            costs = [costs_of(entry, trial, selected.round) for trial, selected in found]
+            means = {cost: number(mean_of(one[cost] for one in costs)) for cost in COSTS}
+            rows.append({"method": position, "value": number(float(np.mean(results))), **means})
     measured = [cost for cost in COSTS if rows and all(row[cost] is not None for row in rows)]
-    named = {}
-    for cost in measured:
-        on_front = front([(row[cost], row["value"]) for row in rows], higher_is_better=higher)
-        named[cost] = _named(rows, cost, on_front)
+    named = {f"{cost}Named": _named(rows, cost, metric) for cost in measured}
     for position, row in enumerate(rows):
         kept = {name: row[name] for name in ("method", "value", *measured)}
-        yield kept | {f"{cost}Named": found[position] for cost, found in named.items()}
+        yield kept | {name: sides[position] for name, sides in named.items()}
 
 
 _BESIDE = (0.3, 0.06)  # how far apart names must stand, as shares of a chart's width and height
 
 
-def _named(rows: Sequence[Json], cost: str, on_front: Sequence[bool]) -> list[str]:
+def _named(rows: Sequence[Json], cost: str, metric: Metric) -> list[str]:
     """On which side of their points methods of a front have their names; empty without room."""
-    costs = [row[cost] for row in rows]
+    costs, results = [row[cost] for row in rows], [row["value"] for row in rows]
+    on_front = front([*zip(costs, results, strict=True)], higher_is_better=higher_is_better(metric))
     positive = is_wide(costs)
     x = _shares([0, *(np.log1p(np.array(costs) / positive) if positive else costs)])[1:]
-    y = _shares([row["value"] for row in rows])
+    y = _shares(results)
     named: list[int] = []
     for one in sorted(np.flatnonzero(on_front), key=lambda k: -x[k]):
         near = (abs(x[k] - x[one]) < _BESIDE[0] and abs(y[one] - y[k]) < _BESIDE[1] for k in named)

@@ -185,13 +185,11 @@ def _content(
         return None
     fit = max(2, budget // (len(numbers) * len(shown)))
     kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), fit)).round().astype(int))
-    row = {client: place for place, client in enumerate(numbers)}
     x = np.full((len(kept), len(numbers), len(shown)), np.nan)
     for place, step in enumerate(kept):
         _, clients, values = steps[step]
-        for client, of_client in zip(clients.tolist(), values, strict=True):
-            if client in row:
-                x[place, row[client]] = of_client[shown]
+        is_shown = np.isin(clients, numbers)
+        x[place, np.searchsorted(numbers, clients[is_shown])] = values[is_shown][:, shown]
     is_dots = not picture.column
     order = _order(x[-1], numbers, None if is_dots else group.partition.clusters)
     low, high = _domain(x, picture)
@@ -218,13 +216,12 @@ def _content(
 
 
 def _order(last: Floats, numbers: Sequence[int], clusters: Counts | None) -> list[int]:
-    filled = np.nan_to_num(last, nan=-1.0)
+    """The clients by their true clusters, or else by their strongest columns."""
     if clusters is not None:
-        keys = [(int(clusters[client]), client) for client in numbers]
-    else:
-        strongest, top = filled.argmax(axis=1), filled.max(axis=1)
-        keys = [(int(s), float(-t)) for s, t in zip(strongest, top, strict=True)]  # type: ignore[misc]
-    return sorted(range(len(numbers)), key=lambda place: keys[place])
+        return sorted(range(len(numbers)), key=lambda k: (clusters[numbers[k]], numbers[k]))
+    filled = np.nan_to_num(last, nan=-1.0)
+    order: list[int] = np.lexsort((-filled.max(axis=1), filled.argmax(axis=1))).tolist()
+    return order
 
 
 def _domain(x: Floats, picture: Picture) -> tuple[float, float]:
