@@ -54,10 +54,8 @@ def _flat(row: Row, metric: Metric) -> dict[str, Any]:
     for name, model in (("global", row.global_model), ("novel", row.novel_clients)):
         flat |= {} if model is None else _columns(name, model.mean)
     flat |= {} if row.before is None else _columns("before", row.before)
-    if row.simulated_seconds is not None:
-        flat["simulated_seconds"] = row.simulated_seconds
-    if row.epsilon is not None:
-        flat["epsilon"] = row.epsilon
+    rare = {"simulated_seconds": row.simulated_seconds, "epsilon": row.epsilon}
+    flat |= {name: value for name, value in rare.items() if value is not None}
     sizes = ("bytes_down", "bytes_up", "trained", "communicated", "private")
     work = ("flops", "seconds", "cpu_seconds")
     return {**flat, **{name: getattr(row, name) for name in (*sizes, *work)}}

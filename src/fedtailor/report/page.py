@@ -49,13 +49,9 @@ def every_client(shown: Json) -> TextTable:
     labels, groups, metric = shown["methods"], shown["groups"], shown["metric"]
     digits = 1 if metric["isPercentage"] else 3
     found: dict[tuple[int, int], dict[int, float]] = {}
-    columns = shown["results"]
-    if columns:
-        for method, group, client, value in zip(
-            *(columns[name] for name in ("method", "group", "client", "value")), strict=True
-        ):
-            if value is not None:
-                found.setdefault((group, client), {})[method] = value
+    for method, group, client, value in zip(*shown["results"].values(), strict=True):
+        if value is not None:
+            found.setdefault((group, client), {})[method] = value
     cells, keys = [], []
     for (group, client), values in sorted(found.items())[:_MAX_ROWS]:
         of = groups[group]
@@ -71,19 +67,13 @@ def every_client(shown: Json) -> TextTable:
 
 def _left_out(shown: Json, rows: int) -> str:
     """Say which clients the table lacks, and which file has them; empty if it has all."""
-    parts = []
-    if rows > _MAX_ROWS:
-        parts.append(f"The table shows the first {_MAX_ROWS:,} of {rows:,} rows.")
-    sampled = [group for group in shown["groups"] if len(group["names"]) < group["all"]]
-    if sampled:
-        most = max(sampled, key=lambda group: group["all"])
-        parts.append(
-            f"Of up to {most['all']:,} clients the page has {len(most['names'])}, evenly spaced."
-        )
-    if not parts:
-        return ""
+    cut = f"The table shows the first {_MAX_ROWS:,} of {rows:,} rows. " if rows > _MAX_ROWS else ""
+    most = max(shown["groups"], key=lambda group: group["all"])
+    spaced, of = len(most["names"]), most["all"]
+    if spaced < of:
+        cut += f"Of up to {of:,} clients the page has {spaced}, evenly spaced. "
     where = "methods/METHOD/seed-SEED/clients.jsonl"
-    return " ".join([*parts, f"In the run directory {where} has all of them."])
+    return f"{cut}In the run directory {where} has all of them." if cut else ""
 
 
 def _about(run: Run, runs: Sequence[Run]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, get_args
@@ -24,7 +25,7 @@ from ..report.untrained import untrained_of
 from ..runs.run import run as run_into_directory
 from ..store.metrics import Metric, higher_is_better, summary
 from ..store.read import Run, Trial, read
-from ..store.selection import Model, by_round, metric_of, select_round
+from ..store.selection import Model, by_round, select_by, select_round
 from ..task.backbone import Backbone
 from ..units import counted, fixed
 
@@ -136,36 +137,29 @@ class Result:
         if split not in get_args(HeldOut):
             raise unknown("split", split, get_args(HeldOut))
         done = read(self.path)
-        frames = [
-            pd.DataFrame(columns)
-            for trial in self._trials(done, method, seed)
-            for columns in self._client_columns(done, trial, split)
-        ]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-    def _client_columns(self, done: Run, trial: Trial, split: str) -> Iterator[dict[str, Any]]:
-        names = done.partitions[trial.seed].names
-        for model in _MODELS:
-            selected = select_round(trial, model, metric_of([done]))
-            found = by_round(trial, model, split)
-            evaluation = None if selected is None else found.get(selected.round)
-            if evaluation is None:
+        frames = []
+        for trial, model in itertools.product(self._trials(done, method, seed), _MODELS):
+            selected = select_round(trial, model, select_by(done))
+            if selected is None or selected.round not in by_round(trial, model, split):
                 continue
+            evaluation = by_round(trial, model, split)[selected.round]
+            names = done.partitions[trial.seed].names
             results = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
-            named = {} if names is None else {"name": [names[k] for k in evaluation.clients]}
-            yield {
+            columns = {
                 "method": trial.label,
                 "seed": trial.seed,
                 "model": model,
                 "round": evaluation.round,
                 "client": evaluation.clients,
-                **named,
+                **({} if names is None else {"name": [names[k] for k in evaluation.clients]}),
                 "num_examples": evaluation.num_examples,
                 **{
                     name: np.array(values, np.float64)  # None becomes nan
                     for name, values in {**results, **evaluation.metrics}.items()
                 },
             }
+            frames.append(pd.DataFrame(columns))
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def history(self, method: str | None = None, seed: int | None = None) -> pd.DataFrame:
         """Return every round so far, one row a method, seed and round.
@@ -187,7 +181,7 @@ class Result:
         import pandas as pd
 
         done = read(self.path)
-        metric = metric_of([done])
+        metric = select_by(done)
         rows: list[dict[str, Any]] = []
         for trial in self._trials(done, method, seed):
             means = _means(trial, metric)
@@ -313,12 +307,9 @@ run = _returning_result(run_into_directory)
 
 
 def _means(trial: Trial, metric: Metric) -> dict[str, dict[int, float]]:
-    means = {
-        f"{model}_{split}": {
-            number: summary(evaluation, metric).mean
-            for number, evaluation in by_round(trial, model, split).items()
-        }
-        for model in _MODELS
-        for split in ("validation", "test")
+    """The means over clients by round, of each model and split that was evaluated."""
+    return {
+        f"{model}_{split}": {number: summary(one, metric).mean for number, one in found.items()}
+        for model, split in itertools.product(_MODELS, ("validation", "test"))
+        if (found := by_round(trial, model, split))
     }
-    return {name: values for name, values in means.items() if values}

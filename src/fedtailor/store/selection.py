@@ -48,17 +48,15 @@ def metric_of(runs: Sequence[Run], asked: Metric | None = None) -> Metric:
     """Return the measure that is shown: what is ``asked`` for, that by which all runs select their
     rounds, or else that of the kind of task. InputError where no run measures what is asked for."""
     if asked is not None:
-        known = {"loss", *(name for run in runs for name in (select_by(run), *_measured(run)))}
+        known = {"loss", *map(select_by, runs)}
+        known |= {"accuracy" for run in runs if run.objective.has_hits}
+        lines = (line for run in runs for trial in run.trials for line in trial.evaluations)
+        known = known.union(*(line.metrics for line in lines))
         if asked not in known:
             raise unknown("metric", asked, known, where=_MEASURED, kind="they have")
         return asked
     metrics = {select_by(run) for run in runs}
     return metrics.pop() if len(metrics) == 1 else runs[0].objective.selects
-
-
-def _measured(run: Run) -> set[Metric]:
-    found = {name for trial in run.trials for one in trial.evaluations for name in one.metrics}
-    return found | ({"accuracy"} if run.objective.has_hits else set())
 
 
 def by_round(trial: Trial, model: Model, split: str) -> dict[int, EvaluationLine]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ..errors import one_line
 from ..report.samples import in_words
@@ -36,7 +35,9 @@ class FollowedTrial:
         self._files = (folder, folder / "history.jsonl", folder / "commit.json")
         self._points: dict[int, Values] = {}
         self._names = names
-        self._refused = _Refused(trial.folder / REFUSED_FILE, names)
+        self._refused = Lines(folder / REFUSED_FILE)
+        self._seen: set[tuple[int, int]] = set()  # round and client of each refused result ...
+        self._lately: deque[str] = deque(maxlen=_LATELY)  # ... and what is said of the last ones
         self.known = TrialState(trial.label, trial.seed, State.WAITING, 0, rounds)
 
     @property
@@ -48,14 +49,27 @@ class FollowedTrial:
         """Read what is new; InputError where a file is damaged, or lost."""
         marks = [mark_of(path) for path in self._files]
         self.activity = max(mark.time if mark else 0 for mark in marks)
-        if self._refused.look():
-            lately = tuple(self._refused.lately)
-            self.known = replace(self.known, refused=len(self._refused.seen), lately=lately)
+        self._read_refused()
         if marks[2] is None and self._mark is not None:
             raise missing(self._files[2])
         if marks[2] != self._mark:
             self._read()
             self._mark = marks[2]
+
+    def _read_refused(self) -> None:
+        """Read the clients' results that rounds went on without, which only a deployment has."""
+        new = self._refused.new()
+        if self._refused.begins_anew:  # after a roll-back there are fewer
+            self._seen.clear()
+            self._lately.clear()
+        for line in new:
+            found = read_refused(line, self._refused.path)
+            self._seen.add((found.round, found.client))
+            named = found.client < len(self._names)
+            name = self._names[found.client] if named else found.client
+            text = f"round {found.round} without client {name}: {found.reason}"
+            self._lately.append(one_line(text))
+        self.known = replace(self.known, refused=len(self._seen), lately=tuple(self._lately))
 
     def _read(self) -> None:
         """Read the rounds that are new; after a roll-back all there are."""
@@ -109,30 +123,6 @@ class FollowedTrial:
 
     def _best(self, scores: Mapping[int, float]) -> RoundScore | None:
         return _score(scores, best_round(scores, self._metric) if scores else 0)
-
-
-class _Refused:
-    """The clients' results that rounds of a trial went on without, which only a deployment has."""
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self.seen: set[tuple[int, int]] = set()  # round, client
-        self.lately: deque[str] = deque(maxlen=_LATELY)
-        self._lines, self._names = Lines(path), names
-
-    def look(self) -> bool:
-        """Read what is new; whether anything is. After a roll-back there are fewer."""
-        new = self._lines.new()
-        if self._lines.begins_anew:
-            self.seen.clear()
-            self.lately.clear()
-        for line in new:
-            found = read_refused(line, self._lines.path)
-            self.seen.add((found.round, found.client))
-            names = self._names
-            name = names[found.client] if found.client < len(names) else found.client
-            text = f"round {found.round} without client {name}: {found.reason}"
-            self.lately.append(one_line(text))
-        return bool(new) or self._lines.begins_anew
 
 
 def _score(scores: Mapping[int, float], number: int) -> RoundScore | None:
