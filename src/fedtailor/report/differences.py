@@ -27,7 +27,6 @@ Reading = Literal[
     "better", "worse", "may be chance", "trained unequally", "some results are no numbers"
 ]
 Client = tuple[str, int | None]  # its name, and the seed if each seed has other clients
-HeldOut = Literal["test", "validation"]
 ByClient = Mapping[str, float]
 
 

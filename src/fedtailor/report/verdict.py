@@ -15,14 +15,12 @@ from ..store.format import FLOWER_FILE
 from ..store.metrics import Metric, bare, is_percentage
 from ..store.read import attack_of
 from ..store.selection import by_round
-from .differences import FEWEST, Difference, HeldOut, MethodResults, ahead_of
+from .differences import FEWEST, Difference, MethodResults, ahead_of
 from .names import MAX_NAMES, NO_ATTACK, attack_name, client_name, in_prose
 from .rows import Row
 from .select import Choice, Entry, choose, not_begun, reported
 from .text import option
 from .untrained import ALONE, unequal_turns
-
-_HELD_OUT: tuple[HeldOut, ...] = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,8 @@ def _best(choice: Choice, best: Entry | None, differences: Sequence[Difference])
     """Say which method is best on validation data, and how clearly on test data."""
     if best is None:
         trials = [trial for entry in choice.entries for trial in entry.trials]
-        if not any(by_round(trial, "personal", split) for trial in trials for split in _HELD_OUT):
+        evaluated = [one for trial in trials for one in trial.evaluations if any(one.num_examples)]
+        if not any(one.model == "personal" for one in evaluated):
             return "No round has been evaluated yet, so none is named the best."
         return (
             "No method has validation results to choose it by (split.validation), so none is named "

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, get_args
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from ..data import Data, Dataset
 from ..errors import InputError, unknown
 from ..report.cells import text_tables
 from ..report.comparison import compare, verdict_lines
-from ..report.differences import HeldOut
 from ..report.flat import frame
 from ..report.page import write
 from ..report.select import choose, entries, reported
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ..inference.model import PersonalModel
 
 P = ParamSpec("P")
+HeldOut = Literal["test", "validation"]
 _MODELS: tuple[Model, ...] = ("personal", "global", "novel")
 
 
