@@ -62,7 +62,7 @@ def client_rows(entries: Sequence[Entry], metric: Metric) -> list[ClientRow]:
 
 
 def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[ClientRow]:
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)  # by client and method
     majority: dict[str, list[float]] = defaultdict(list)
     sizes: dict[str, tuple[int, int]] = {}
     for entry in entries:
@@ -75,20 +75,19 @@ def _rows(run: str, entries: Sequence[Entry], metric: Metric) -> Iterator[Client
             partition, test = entry.run.partitions[trial.seed], selected.test
             base = _majority(partition, test, metric)
             for client, value in zip(test.clients, values_of(test, metric), strict=True):
-                if value is not None:
-                    values[partition.name(client)][entry.label].append(value)
-                if (known := base[client]) is not None:
-                    majority[partition.name(client)].append(known)
+                name, known = partition.name(client), base[client]
+                values[name, entry.label] += [] if value is None else [value]
+                majority[name] += [] if known is None else [known]
     groups = entries[0].run.experiment.get("evaluate", {}).get("by_client", ())
     own_metrics = {name: one["metric"] for one in groups for name in one["clients"]}
     for name, (train, tested) in sizes.items():
-        means = {
-            entry.label: float(np.mean(some)) if (some := values[name][entry.label]) else None
-            for entry in entries
-        }
-        base_mean = float(np.mean(majority[name])) if majority[name] else None
+        means = {entry.label: _mean(values[name, entry.label]) for entry in entries}
         own = own_metrics.get(name, "") if metric == OWN_METRIC else ""
-        yield ClientRow(run, name, train, tested, base_mean, means, own)
+        yield ClientRow(run, name, train, tested, _mean(majority[name]), means, own)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _majority(

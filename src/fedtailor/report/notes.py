@@ -88,21 +88,18 @@ def _differences(runs: Sequence[Run], name: str) -> list[str]:
     ]
 
 
-def _partitions(runs: Sequence[Run]) -> list[str]:
+def _partitions(runs: Sequence[Run]) -> Iterator[str]:
     digests: dict[int, dict[str, str]] = defaultdict(dict)
     for run in runs:
         for seed, partition in run.partitions.items():
             digests[seed][str(run.path)] = partition.digest
-    notes = [
-        f"Not comparable: the partitions of seed {seed} differ: "
-        + ", ".join(f"{digest[:12]} ({path})" for path, digest in by_path.items())
-        for seed, by_path in digests.items()
-        if len(set(by_path.values())) > 1
-    ]
+    for seed, by_path in digests.items():
+        if len(set(by_path.values())) > 1:
+            each = ", ".join(f"{digest[:12]} ({path})" for path, digest in by_path.items())
+            yield f"Not comparable: the partitions of seed {seed} differ: {each}"
     if any(set(run.partitions) != set(runs[0].partitions) for run in runs):
         seeds = ", ".join(f"{sorted(run.partitions)} ({run.path})" for run in runs)
-        notes.append(f"Different seeds: {seeds}")
-    return notes
+        yield f"Different seeds: {seeds}"
 
 
 def _bounds(run: Run) -> Iterator[str]:
@@ -192,7 +189,7 @@ def footnotes(
 ) -> list[str]:
     """Return notes on what differs between runs, on unfinished trials, and on what is left out;
     ``without_examples``: by method the clients without test examples."""
-    notes = _partitions(runs)
+    notes = [*_partitions(runs)]
     for names, kind in ((_BUDGETS, "budgets"), (_SETTINGS, "settings")):
         differences = [text for name in names for text in _differences(runs, name)]
         notes += [f"Different {kind}: {'; '.join(differences)}"] if differences else []

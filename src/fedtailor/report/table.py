@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..store.metrics import Metric
@@ -63,15 +63,16 @@ def table(runs: Sequence[Run], metric: Metric | None = None, *, short_notes: boo
     )
 
 
-def _undefined(results: Sequence[ModelResult]) -> list[str]:
-    most: dict[str, int] = {}
-    for result in results:
-        for name, clients in result.metric_clients.items():
-            missing = (n - m for n, m in zip(result.clients, clients, strict=True))
-            most[name] = max(most.get(name, 0), *missing)
-    return [
-        f"{name} is undefined for up to {count} of the clients that have test examples; they are "
-        "left out of its mean"
-        for name, count in most.items()
-        if count
-    ]
+def _undefined(results: Sequence[ModelResult]) -> Iterator[str]:
+    for name in dict.fromkeys(name for result in results for name in result.metric_clients):
+        counts = [(one.clients, one.metric_clients.get(name, one.clients)) for one in results]
+        most = max(
+            n - m
+            for with_examples, known in counts
+            for n, m in zip(with_examples, known, strict=True)
+        )
+        if most:
+            yield (
+                f"{name} is undefined for up to {most} of the clients that have test examples; "
+                "they are left out of its mean"
+            )
