@@ -100,8 +100,8 @@ def test_figures_write_names_as_they_are(tmp_path: Path) -> None:
     text = svg(spec | {"datasets": {"losses": rows}})
     assert {name for name in NAMES if len(name) < 200} <= words_of(text)
     assert lacking(NAMES, text) == set()
-    entries, comparison, _, shown, _ = page.compared(write_run(tmp_path / "run", DRAWN))
-    specs = chart_specs(comparison, shown, [entry.label for entry in entries])
+    _, comparison, _, shown, _ = page.compared(write_run(tmp_path / "run", DRAWN))
+    specs = chart_specs(comparison, shown)
     specs["clients"]["params"][0]["value"] = DRAWN
     of_labels = figures._rows_of("labels", 0, shown)
     for chart, rows, names in (("clients", figures._fixed(shown), DRAWN),
