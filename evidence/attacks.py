@@ -17,11 +17,11 @@ from statistics import mean
 from typing import Any
 
 import fedtailor as ft
-from fedtailor.report.paired import Paired, paired
 from fedtailor.store.metrics import ATTACK_SUCCESS
 from fedtailor.uploads.rules import Robust
 
 from .markdown import markdown_table
+from .paired import Paired, paired
 from .run import EXPERIMENTS, HERE, Run, digest, lines, planned, resolved
 
 FILE = "attacks.toml"

@@ -11,8 +11,9 @@ from typing import Any
 from evidence.map_cells import mean_seconds
 from evidence.rates import TUNED
 from evidence.run import Run, has_ends, lines, planned
-from fedtailor.report.paired import paired
 from fedtailor.store.metrics import Summary, summarise
+
+from .paired import paired
 
 FILE = "map.toml"
 SEEDS = (0, 1, 2)

@@ -15,9 +15,9 @@ from statistics import mean
 from typing import Any
 
 from fedtailor.objectives.objective import OWN_METRIC
-from fedtailor.report.paired import paired
 
 from .markdown import markdown_table
+from .paired import paired
 from .run import HERE, PAPERS, Run, lines, planned
 
 PAGE = HERE.parent / "docs" / "results.md"

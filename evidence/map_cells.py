@@ -16,9 +16,10 @@ from evidence.run import CROSS, MANIFESTS, MAP, Run, has_ends, lines, planned
 from fedtailor.data.sources import BUILTIN
 from fedtailor.method import Method
 from fedtailor.methods import METHODS
-from fedtailor.report.paired import Paired, paired
 from fedtailor.store.format import dotted
 from fedtailor.store.metrics import higher_is_better, summarise
+
+from .paired import Paired, paired
 
 FILE = "map.toml"
 TASKS: Mapping[str, float] = {

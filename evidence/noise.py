@@ -16,10 +16,10 @@ from statistics import mean
 from typing import Any
 
 from fedtailor.report.drawing import COLOURS, SHAPES, svg
-from fedtailor.report.paired import Paired, paired
 
 from .attacks import scores_of
 from .markdown import markdown_table
+from .paired import Paired, paired
 from .rates import TUNED, validation
 from .run import HERE, PRIVACY, Run, lines, planned
 

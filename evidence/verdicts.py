@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.report.paired import Paired, paired
 from fedtailor.store.metrics import summarise
 
 from .accounting import FUNCTIONS
+from .paired import Paired, paired
 from .run import Run
 
 HOLDS, DIRECTION, NOT_HERE, NOT_RUN = "holds", "holds in direction", "not here", "not run"

@@ -104,17 +104,18 @@ class Run:
         return objective_of(next((one.task for one in self.partitions.values()), None))
 
 
-def tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the tensors of a safetensors file by name."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+def tensors(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """Read the tensors of a safetensors file: those of ``names``, or all if there are none."""
+    from safetensors import SafetensorError, safe_open
 
     check_tensors(path)
     try:
-        found: dict[str, NDArray[Any]] = load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            if missing := set(names) - set(file.keys()):
+                raise InputError(f"{path} lacks the tensors {', '.join(sorted(missing))}")
+            return {name: file.get_tensor(name) for name in names or file.keys()}
     except SafetensorError as error:
         raise damaged(path, str(error)) from None
-    return found
 
 
 def read_samples(folder: Path, near: int, until: int) -> tuple[int, list[Sample]]:
