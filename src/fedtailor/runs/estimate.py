@@ -351,6 +351,8 @@ def _executor(plan: Plan, cohort: int, device: str, ranks: int, *, remote: bool)
     name, most = plan.engine.executor, plan.engine.processes or cores()
     if name == "auto" and device == "cpu" and at_once(plan.engine, cohort) == 1:
         return "auto (one client at a time)"
+    if name == "auto" and device != "cpu":
+        return "auto (finds out on 15 clients how many to train at once)"
     return {
         "auto": "auto (times one client at a time against several, goes on with the faster; "
         f"{most} cores)",
