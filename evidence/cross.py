@@ -254,7 +254,7 @@ BUDGET
   process of an x86-64 machine with 2 cores and no GPU.
 
 [cross.csv](cross.csv) has memory and FLOPs, too.
-[To repeat the runs](evidence.md#one-table-of-all), take a preset of `fedtailor run map`: `images`,
+[To repeat the runs](evidence.md), take a preset of `fedtailor run map`: `images`,
 `reuters`, `chat`, or none for 20 Newsgroups.
 
 ![The mean and the worst tenth of each method on each data set](images/cross.svg)

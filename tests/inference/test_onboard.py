@@ -137,7 +137,9 @@ def test_where_nothing_is_kept_by_client_the_global_model_is_returned(run: Path)
 def test_data_that_differ_from_the_runs_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="data = 3: must be a file's name, a Data or a Dataset"):
         onboard(run, "ditto", 3, "lagos", backbone=digits_backbone())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"data = 3: must be a Data or a Dataset"):
+    with pytest.raises(
+        InputError, match=r"data = 3: must be a Data, as from Data.from_pandas, or a Dataset"
+    ):
         ft.run(run, data=3)  # type: ignore[arg-type]
     classes = [*NEW.classes[:9], "ten"]
     with pytest.raises(InputError, match=r"new client has classes .*'ten'\]; the run has"):

@@ -171,7 +171,7 @@ def test_all_failures_are_in_one_message() -> None:
     with pytest.raises(CheckFailedError) as caught:
         check_method(LearnsNothing(), on=[pictures()])
     title, *lines = str(caught.value).splitlines()
-    assert title == "LearnsNothing fails 1 of 17 checks:"
+    assert title == "LearnsNothing fails 1 of 18 checks:"
     (line,) = lines
     assert line.startswith("- training lowers the loss, on pictures: over 8 rounds")
 
