@@ -79,8 +79,10 @@ def check(out: Path) -> Checked:
 
 
 def _tests(out: Path) -> Iterator[Test]:
-    for name in ("experiment.json", "environment.json"):
-        yield out / name, partial(_json, out / name)
+    yield out / "experiment.json", partial(_json, out / "experiment.json")
+    environment = out / "environment.json"  # a run that was killed here writes it anew
+    if environment.exists() or any(map(has_commit, out.glob("methods/*/seed-*"))):
+        yield environment, partial(_json, environment)
     yield out, lambda: bool(open_run(out))  # the copies of the user's own files
     if (out / MODEL_FILE).exists():
         yield out / MODEL_FILE, lambda: check_model(open_run(out).model, out)
