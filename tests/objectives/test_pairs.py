@@ -95,7 +95,7 @@ def test_from_a_table_to_an_export(
     assert capsys.readouterr().out.splitlines()[1:] == lines
     Path("one.csv").write_text("sentence1\nThis is a room.\n")
     Path("one.txt").write_text("This is a room.\n")
-    for name, message in (("one.csv", "unknown column 'sentence2'"), ("one.txt", "reads pairs")):
+    for name, message in (("one.csv", "no column 'sentence2'"), ("one.txt", "reads pairs")):
         capsys.readouterr()
         assert main(["predict", *of, "--input", name]) == 2
         assert message in capsys.readouterr().err
