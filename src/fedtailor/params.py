@@ -134,9 +134,7 @@ def clone(params: Params) -> Params:
 
 def to_device(params: Params, device: torch.device) -> Params:
     """Return the tensors on ``device``; one that is there already is not copied."""
-    # a GPU takes copies in turn; what comes back from it must be there before it is read
-    non_blocking = device.type == "cuda"
-    return {name: value.to(device, non_blocking=non_blocking) for name, value in params.items()}
+    return {**moved(params, device)}
 
 
 def moved(tree: Any, device: torch.device) -> Any:

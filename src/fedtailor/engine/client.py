@@ -102,14 +102,11 @@ class _Clients(ClientWork, ABC):
 
     def draw(self, request: ClientRequest) -> list[Batch]:
         with phase("data"):
-            drawn = self.federation.batches(
-                request.client,
-                request.round,
-                self.local,
-                purpose=request.purpose,
-                passes=request.passes,
-            )
-            return [self._packed(batch) for batch in islice(drawn, request.steps)]
+            return [self._packed(batch) for batch in islice(self._drawn(request), request.steps)]
+
+    def _drawn(self, request: ClientRequest) -> Iterator[Batch]:
+        who, draw = (request.client, request.round), self.federation.batches
+        return draw(*who, self.local, purpose=request.purpose, passes=request.passes)
 
     def prepare(
         self, server: Params, request: ClientRequest, drawn: list[Batch] | None = None
@@ -193,7 +190,7 @@ class ClientUpdate:
     unchanged: str = ""  # why it sends that it changes nothing, if so; no server elsewhere hears it
 
 
-Outcome = tuple[Params, Params, Tensor, Tensor]
+TrainingOutcome = tuple[Params, Params, Tensor, Tensor]
 """What is sent up, the new private state, the mean loss, and whether all these are finite: where
 that is False, they may be (a norm is not), or not."""
 
@@ -220,12 +217,11 @@ class Training(_Clients):
     attackers: frozenset[int] = frozenset()
     trigger: Trigger | None = None
 
-    def draw(self, request: ClientRequest) -> list[Batch]:
+    def _drawn(self, request: ClientRequest) -> Iterator[Batch]:
         if self.noise is None:
-            return super().draw(request)
+            return super()._drawn(request)
         who = request.client, request.round
-        drawn = self.federation.sampled(*who, self.local, self.noise.secret)
-        return [self._packed(batch) for batch in islice(drawn, request.steps)]
+        return self.federation.sampled(*who, self.local, self.noise.secret)
 
     def _in_memory(
         self, received: Params, request: ClientRequest, drawn: Iterable[Batch] | None
@@ -263,19 +259,23 @@ class Training(_Clients):
 
     def run(
         self, received: Params, private: Params, batches: Sequence[Batch], context: ClientContext
-    ) -> Outcome:
+    ) -> TrainingOutcome:
         if self.noise is not None:
             batches = [SampledBatch(b, at, self.noise.uses) for at, b in enumerate(batches)]
         trained = client_round(self.method, self.task, received, private, batches, context)
         upload, kept, loss = trained
         return *trained, within({**kept, **upload, "the loss": loss})
 
-    def to_host(self, outcome: Outcome) -> Outcome:
+    def to_host(self, outcome: TrainingOutcome) -> TrainingOutcome:
         upload, *rest = outcome
         return upload, *moved(tuple(rest), torch.device("cpu"))
 
     def finish(
-        self, request: ClientRequest, inputs: ClientInputs, outcome: Outcome, cpu_seconds: float
+        self,
+        request: ClientRequest,
+        inputs: ClientInputs,
+        outcome: TrainingOutcome,
+        cpu_seconds: float,
     ) -> ClientUpdate:
         upload, private, loss, is_usual = outcome
         at, why = self.chain.at(inputs.received, request.round, [request.client]), ""

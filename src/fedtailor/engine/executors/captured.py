@@ -22,9 +22,8 @@ from ...torch_private import in_each, leaves, map_leaves
 
 Arguments = tuple[Params, Params, Sequence[Batch], ClientContext]
 Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], object]]]
-"""From a function without arguments: its result, and a function that puts in its place the result
-for the values that the tensors which it reads have by then. Raises RuntimeError where a function
-can't be recorded so."""
+"""Runs a function without arguments. Returns its result, and a function that runs it again on what
+its tensors hold by then, and writes over that result. Raises RuntimeError where it can't."""
 
 _MOST = 8  # recordings; each holds its inputs and results; what comes later runs as it is
 _REMEMBERED = 1024  # shapes that came once
@@ -33,9 +32,9 @@ _CLOSE = 1e-2  # of the norm: kernels that add in any order don't give the same 
 
 
 class Captured:
-    """Runs trainings; from the third time with the same shapes on by what ``capture`` made of one.
-    Where one can't be recorded, a line on stderr says why, and all run as they are; so they do
-    where ``capture`` is None."""
+    """Runs trainings. One that comes a second time with the same shapes is recorded by ``capture``,
+    and played from the third time on. Where one can't be recorded, a line on stderr says why, and
+    all run as they are; so they do where ``capture`` is None."""
 
     def __init__(self, capture: Capture | None) -> None:
         self._capture = capture
